@@ -1,19 +1,47 @@
 """Rollouts written so that a person can read them, and so that a program can replay them.
 
 `rollouts/step_0007/` holds one text file a rollout (what the model wrote, what it was shown, the patch,
-the verdict) and `rollouts/step_0007.jsonl` the exact records, token ids and logprobs included. It keeps
-the last attempt at a step: a resumed run overwrites the files of the steps that it repeats.
+the verdict), `rollouts/step_0007.jsonl` the exact records, token ids and logprobs included, and
+`rollouts/step_0007.index.jsonl` one short line a rollout for reports. A prompt that extends what came
+before is stored as what was added, so that records grow with a trajectory's length, not its square.
+It keeps the last attempt at a step: a resumed run overwrites the files of the steps that it repeats.
 """
 
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, cast
 
-from recipes.swe.types import Rollout, Turn
+from recipes.swe.types import Failure, Rollout, Trajectory, Turn
+from rewards.types import RewardResult
 
 RULE = "=" * 100
+
+
+@dataclass(frozen=True, slots=True)
+class IndexLine:
+    """What a report needs to know of one rollout."""
+
+    trajectory_id: str
+    """Unique in the run."""
+    instance_id: str
+    """Task; rollouts of one task in one step are a group."""
+    verdict: str
+    """solved, unsolved or failed."""
+    reward: float | None
+    """None when it failed."""
+    end: str | None
+    """How the agent ended; None when it failed before."""
+    failure: str | None
+    """Kind of failure."""
+    turns: int
+    """Turns taken."""
+    sampled_tokens: int
+    """Tokens sampled."""
+    stage_times_s: dict[str, float]
+    """Seconds a stage."""
 
 
 def write_rollouts(run_dir: Path, step: int, rollouts: Sequence[Rollout]) -> Path:
@@ -24,10 +52,76 @@ def write_rollouts(run_dir: Path, step: int, rollouts: Sequence[Rollout]) -> Pat
     for index, rollout in enumerate(rollouts):
         name = f"{index:03d}_{verdict(rollout)}_{safe_name(rollout.instance_id)}.txt"
         (folder / name).write_text(rollout_text(rollout), encoding="utf-8")
-    with folder.with_suffix(".jsonl").open("w", encoding="utf-8") as file:
-        for rollout in rollouts:
-            file.write(json.dumps(asdict(rollout)) + "\n")
+    _write_lines(folder.with_suffix(".jsonl"), [_pack(rollout) for rollout in rollouts])
+    _write_lines(folder.with_suffix(".index.jsonl"), [asdict(_index(rollout)) for rollout in rollouts])
     return folder
+
+
+def read_rollouts(path: Path) -> list[Rollout]:
+    """The exact rollouts of a `step_NNNN.jsonl`."""
+    return [_unpack(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def read_index(run_dir: Path) -> dict[int, list[IndexLine]]:
+    """Step to the short lines of its rollouts, for every step on record."""
+    steps: dict[int, list[IndexLine]] = {}
+    for path in sorted((run_dir / "rollouts").glob("step_*.index.jsonl")):
+        step = int(path.name.removeprefix("step_").split(".", 1)[0])
+        lines = path.read_text(encoding="utf-8").splitlines()
+        steps[step] = [IndexLine(**json.loads(line)) for line in lines]
+    return steps
+
+
+def _write_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(record) + "\n")
+
+
+def _index(rollout: Rollout) -> IndexLine:
+    turns = rollout.trajectory.turns if rollout.trajectory else ()
+    return IndexLine(
+        trajectory_id=rollout.trajectory_id,
+        instance_id=rollout.instance_id,
+        verdict=verdict(rollout),
+        reward=None if rollout.failure or rollout.reward is None else rollout.reward.reward,
+        end=rollout.trajectory.end if rollout.trajectory else None,
+        failure=rollout.failure.kind if rollout.failure else None,
+        turns=len(turns),
+        sampled_tokens=sum(len(turn.response_ids) for turn in turns),
+        stage_times_s=dict(rollout.stage_times_s),
+    )
+
+
+def _pack(rollout: Rollout) -> dict[str, Any]:
+    record = asdict(rollout)
+    if rollout.trajectory is None:
+        return record
+    before: tuple[int, ...] = ()
+    for turn, packed in zip(rollout.trajectory.turns, record["trajectory"]["turns"], strict=True):
+        if before and turn.prompt_ids[: len(before)] == before:
+            packed["prompt_ids"] = None
+            packed["added_ids"] = turn.prompt_ids[len(before) :]
+        before = turn.prompt_ids + turn.response_ids
+    return record
+
+
+def _unpack(record: dict[str, Any]) -> Rollout:
+    trajectory: Trajectory | None = None
+    if record["trajectory"] is not None:
+        turns: list[Turn] = []
+        for packed in record["trajectory"]["turns"]:
+            added = packed.pop("added_ids", None)
+            if packed["prompt_ids"] is None:
+                packed["prompt_ids"] = (*turns[-1].prompt_ids, *turns[-1].response_ids, *added)
+            sequences = {key: tuple(packed[key]) for key in ("prompt_ids", "response_ids", "logprobs")}
+            turns.append(Turn(**{**packed, **sequences}))
+        trajectory = Trajectory(**{**record["trajectory"], "turns": tuple(turns)})
+    reward = record["reward"] and RewardResult(
+        **{key: tuple(cast(list[Any], v)) if isinstance(v, list) else v for key, v in record["reward"].items()}
+    )
+    failure = record["failure"] and Failure(**record["failure"])
+    return Rollout(**{**record, "trajectory": trajectory, "reward": reward or None, "failure": failure or None})
 
 
 def verdict(rollout: Rollout) -> str:

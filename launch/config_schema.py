@@ -1,0 +1,180 @@
+"""What the configuration of `launch/train.py` may hold: one dataclass a group, a docstring a key.
+
+Only a description: `launch/config_check.py` compares, `launch/config_validate.py` adds what depends on
+several keys or on files. `agent` and `skyrl` are described by the dataclasses of their owners.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from launch.config_check import Above, Between
+
+Count = Annotated[int, Between(1)]
+
+
+@dataclass(frozen=True, slots=True)
+class PathsSection:
+    """Where things lie; relative paths start at the repository root."""
+
+    cache_dir: str
+    """Environments, tasks and the demo policy."""
+    runs_dir: str
+    """One folder a run."""
+    run_dir: str
+    """This run's folder."""
+    temp_dir: str
+    """Below it lies Ray's session folder of a run; keep it short (socket paths are limited)."""
+    shm_dir: str
+    """Below it lie weights on their way to vLLM; best a tmpfs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySection:
+    """The model that is trained."""
+
+    name: str
+    """Short name, used in tags."""
+    path: str
+    """Hub id or local folder."""
+    dtype: Literal["bfloat16", "float16", "float32"]
+    """Type of the served weights."""
+    prompt_tokens: Annotated[int, Between(64)]
+    """Longest prompt of a turn, tokens."""
+    turn_tokens: Count
+    """Most tokens sampled in one turn."""
+    context_tokens: Annotated[int, Between(64)]
+    """Longest sequence that vLLM must hold, tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSection:
+    """The sandboxes of rollouts and of grading."""
+
+    kind: Literal["mini"]
+    """Backend."""
+    max_concurrent: Annotated[int, Between(1, 4096)]
+    """Open at once on a node."""
+    memory_mib: Annotated[int, Between(32)]
+    """Memory of one sandbox, its tmpfs files included, MiB."""
+    pids: Annotated[int, Between(8, 4_194_304)]
+    """Processes and threads of one sandbox."""
+    disk_mib: Annotated[int, Between(8)]
+    """Size of the writable layer, MiB."""
+    open_files: Annotated[int, Between(64, 1_048_576)]
+    """Open files of one process."""
+    output_kib: Annotated[int, Between(1, 65_536)]
+    """Kept of one command's output, KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSection:
+    """How a patch is judged."""
+
+    kind: Literal["tests"]
+    """Grader."""
+    timeout_s: Annotated[float, Above(0)]
+    """Limit of one grading run, seconds."""
+    cache: bool
+    """Grade the same patch of the same task once a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSection:
+    """The tasks."""
+
+    name: str
+    """Short name."""
+    path: str
+    """JSONL file in SWE-smith's schema, or a hub id."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSection:
+    """What is said of training most often; the rest is under `skyrl`."""
+
+    name: str
+    """Short name."""
+    max_steps: Count
+    """Trainer steps."""
+    epochs: Count
+    """Most passes over the tasks; must reach max_steps."""
+    prompts_per_step: Count
+    """Groups in a batch."""
+    rollouts_per_prompt: Annotated[int, Between(2)]
+    """Rollouts of one prompt; GRPO compares them, so two at least."""
+    lr: Annotated[float, Above(0), Between(0, 1)]
+    """Learning rate."""
+    temperature: Annotated[float, Above(0), Between(0, 2)]
+    """Sampling temperature of rollouts."""
+    top_p: Annotated[float, Above(0), Between(0, 1)]
+    """Nucleus bound of rollouts."""
+    checkpoint_every_steps: Count
+    """Steps from one checkpoint to the next."""
+    checkpoints_kept: Annotated[int, Between(-1)]
+    """How many checkpoints stay on disk; -1 for all."""
+    max_failed_share: Annotated[float, Between(0, 1)]
+    """A step with a larger share of failed rollouts (ours, not the model's) stops the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSection:
+    """Machines."""
+
+    kind: Literal["local"]
+    """Ray is started by the run on this machine."""
+    num_nodes: Count
+    """Nodes."""
+    gpus_per_node: Annotated[int, Between(0, 64)]
+    """GPUs of a node; 0 for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggerSection:
+    """Where metrics go beside the run's own file."""
+
+    backend: Literal["wandb", "console"]
+    """Tracker of SkyRL."""
+    project: str
+    """W&B project."""
+    entity: str | None
+    """W&B team; null for the default."""
+    mode: Literal["auto", "online", "offline"]
+    """auto: online when WANDB_API_KEY is set, else offline."""
+    tags: list[str]
+    """W&B tags."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """The whole."""
+
+    recipe_name: str
+    """Name of the recipe, first part of the run's name."""
+    seed: Annotated[int, Between(0, 2**31 - 1)]
+    """Seed of data order, sampling and training."""
+    run_name: str
+    """Name of the run's folder and of the W&B run."""
+    resume: bool | Literal["auto"]
+    """auto: go on with an unfinished run of this name, else start; true: go on, or fail; false: start."""
+    dry_run: bool
+    """Compose, validate and say what is needed and missing; train nothing."""
+    paths: PathsSection
+    """Where things lie."""
+    policy: PolicySection
+    """The model."""
+    agent: dict[str, Any]
+    """The agent loop, see recipes.swe.agent."""
+    sandbox: SandboxSection
+    """The sandboxes."""
+    reward: RewardSection
+    """The grader."""
+    data: DataSection
+    """The tasks."""
+    trainer: TrainerSection
+    """Training in short."""
+    cluster: ClusterSection
+    """Machines."""
+    logger: LoggerSection
+    """Metrics."""
+    skyrl: dict[str, Any]
+    """SkyRL's own configuration, see skyrl.train.config.SkyRLTrainConfig."""

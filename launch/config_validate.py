@@ -1,0 +1,132 @@
+"""Turns command-line overrides into a checked, resolved configuration, or into every error at once.
+
+Four layers, all before anything heavy is imported: what Hydra cannot compose, values that cannot be
+resolved, our own schema and the rules between keys, and SkyRL's own dataclasses and constructor when
+SkyRL is installed. Whether files exist is told separately, since a dry run only lists what is missing.
+"""
+
+import contextlib
+import importlib.util
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from launch.config_check import check
+from launch.config_compose import CONFIG_DIR, ROOT, ConfigError, compose_config, to_plain
+from launch.config_schema import TrainConfig
+
+
+def load_config(overrides: Sequence[str], *, config_dir: Path = CONFIG_DIR) -> dict[str, Any]:
+    """The resolved configuration, paths made absolute. Raises ConfigError with every fault."""
+    composed = compose_config(overrides, config_dir=config_dir)
+    make_paths_absolute(composed)
+    plain, errors = to_plain(composed)
+    errors.extend(check_all(plain, already_reported=errors))
+    if errors:
+        raise ConfigError(list(dict.fromkeys(errors)))
+    return plain
+
+
+def check_all(plain: Mapping[str, Any], already_reported: Sequence[str] = ()) -> list[str]:
+    """Every fault of a resolved configuration."""
+    unresolved = {line.split(":", 1)[0] for line in already_reported}
+    errors = [line for line in check(plain, TrainConfig) if line.split(":", 1)[0] not in unresolved]
+    faulty = {line.split(":", 1)[0] for line in errors} | unresolved
+    if not any(path.startswith(("policy", "trainer", "sandbox", "cluster", "skyrl")) for path in faulty):
+        errors.extend(_check_rules(plain))
+    errors.extend(_check_agent(plain.get("agent")))
+    errors.extend(check_skyrl(plain.get("skyrl"), unresolved | faulty))
+    return errors
+
+
+def make_paths_absolute(config: DictConfig) -> None:
+    """Make relative paths start at the repository root, wherever the command was typed."""
+    for key in ("cache_dir", "runs_dir", "run_dir", "temp_dir", "shm_dir"):
+        _make_absolute(config, f"paths.{key}", force=True)
+    for key in ("policy.path", "data.path"):
+        _make_absolute(config, key, force=False)
+
+
+def _make_absolute(config: DictConfig, key: str, *, force: bool) -> None:
+    parent = OmegaConf.select(config, key.rsplit(".", 1)[0], default=None)
+    name = key.rsplit(".", 1)[1]
+    if not isinstance(parent, DictConfig) or name not in parent or OmegaConf.is_missing(parent, name):
+        return
+    raw = OmegaConf.to_container(parent, resolve=False)
+    text = raw.get(name) if isinstance(raw, dict) else None
+    if not isinstance(text, str) or text.startswith("${"):  # follows a key that is made absolute itself
+        return
+    if force or is_local(text):
+        parent[name] = str((ROOT / Path(text).expanduser()).absolute())
+
+
+def is_local(path: str) -> bool:
+    """Whether a model or data path names a file here rather than something on a hub."""
+    return path.startswith(("/", ".", "~")) or (ROOT / path).exists()
+
+
+def _check_rules(plain: Mapping[str, Any]) -> list[str]:
+    """Rules between keys, for values whose types are right."""
+    policy, trainer, sandbox = plain["policy"], plain["trainer"], plain["sandbox"]
+    errors: list[str] = []
+    if policy["prompt_tokens"] > policy["context_tokens"]:
+        errors.append("policy.prompt_tokens: is larger than policy.context_tokens")
+    if policy["turn_tokens"] >= policy["context_tokens"]:
+        errors.append("policy.turn_tokens: leaves no room for a prompt in policy.context_tokens")
+    if sandbox["disk_mib"] >= sandbox["memory_mib"]:
+        errors.append(
+            "sandbox.disk_mib: must be below sandbox.memory_mib, since files of the sandbox count as memory"
+        )
+    if trainer["name"].endswith("fsdp") and plain["cluster"]["gpus_per_node"] == 0:
+        errors.append("cluster.gpus_per_node: is 0, but this trainer needs GPUs; try trainer=grpo_cpu")
+    return errors
+
+
+def _check_agent(agent: Any) -> list[str]:
+    """The agent's keys against its owner's dataclass."""
+    try:
+        from recipes.swe.agent import AgentConfig
+    except ImportError:
+        return []
+    return check(agent, AgentConfig, "agent")
+
+
+def check_skyrl(skyrl: Any, faulty: set[str]) -> list[str]:
+    """The `skyrl` subtree against SkyRL's dataclasses (keys, types), then its own constructor.
+
+    Without SkyRL installed nothing can be checked; the dry run says so."""
+    if not isinstance(skyrl, Mapping) or not skyrl_installed():
+        return []
+    from skyrl.train.config import SkyRLTrainConfig
+
+    errors = [line for line in check(skyrl, SkyRLTrainConfig, "skyrl") if line.split(":", 1)[0] not in faulty]
+    if errors or any(path.startswith("skyrl") for path in faulty):
+        return errors
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it greets renamed keys on stdout
+            SkyRLTrainConfig.from_cli_overrides(dict(skyrl))
+    except (ValueError, AssertionError, TypeError) as error:
+        return [f"skyrl: {' '.join(str(error).split())}"]
+    return []
+
+
+def skyrl_installed() -> bool:
+    """Whether SkyRL can be imported, found out without importing it."""
+    return importlib.util.find_spec("skyrl") is not None and importlib.util.find_spec("skyrl_gym") is not None
+
+
+def missing_here(config: Mapping[str, Any]) -> list[str]:
+    """What a run needs and this machine lacks, each with what to do; empty when all is there."""
+    from launch.machine import missing_on_machine
+
+    missing: list[str] = []
+    policy_path, data_path = config["policy"]["path"], config["data"]["path"]
+    if is_local(policy_path) and not (Path(policy_path) / "config.json").is_file():
+        hint = "; run: python launch/make_policy.py" if config["policy"]["name"] == "cpu_tiny" else ""
+        missing.append(f"policy.path: no model in {policy_path}{hint}")
+    if is_local(data_path) and not Path(data_path).exists():
+        missing.append(f"data.path: {data_path} does not exist; run: python launch/prepare.py")
+    return [*missing, *missing_on_machine(config)]

@@ -1,0 +1,63 @@
+"""`dry_run=true`: the composed configuration, what the run needs, and exactly what is missing here.
+
+It loads nothing heavy and changes nothing. Exit status 0 means that the configuration is valid,
+also when this machine lacks what the run needs: the point is to compose big runs on small machines.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from launch.config_validate import missing_here, skyrl_installed
+from launch.machine import GIB, free_disk_gib, gpu_count, installed_version, needs_of
+
+
+def dry_run_text(config: Mapping[str, Any]) -> str:
+    """Everything the dry run says."""
+    lines = ["# composed configuration", yaml.safe_dump(dict(config), sort_keys=False).rstrip(), ""]
+    lines.extend(_resources(config))
+    lines.append("")
+    if skyrl_installed():
+        lines.append(f"SkyRL {installed_version('skyrl')} accepts this configuration.")
+    missing = missing_here(config)
+    if missing:
+        lines.append(f"Missing on this machine ({len(missing)}):")
+        lines.extend(f"  - {line}" for line in missing)
+    else:
+        lines.append("Nothing is missing on this machine.")
+    return "\n".join(lines)
+
+
+def _resources(config: Mapping[str, Any]) -> list[str]:
+    needs, trainer = needs_of(config), config["trainer"]
+    memory = psutil.virtual_memory()
+    return [
+        "# resources",
+        f"steps         {trainer['max_steps']} of {trainer['prompts_per_step']} prompts x "
+        f"{trainer['rollouts_per_prompt']} rollouts = {needs.sequences_per_step} rollouts a step",
+        f"nodes         {needs.nodes}, each with {needs.gpus} GPUs (here: {gpu_count()})",
+        *_placement(config),
+        f"sandboxes     {needs.sandboxes} at once, at most {needs.sandbox_memory_gib:.0f} GiB together "
+        f"(memory here: {memory.total / GIB:.0f} GiB, {memory.available / GIB:.0f} free)",
+        f"processors    {psutil.cpu_count()} here",
+        f"run folder    {config['paths']['run_dir']} "
+        f"({free_disk_gib(Path(config['paths']['run_dir'])):.0f} GiB free)",
+        f"model         {config['policy']['path']} ({config['policy']['dtype']})",
+        f"tasks         {config['data']['path']}",
+    ]
+
+
+def _placement(config: Mapping[str, Any]) -> list[str]:
+    if not config["cluster"]["gpus_per_node"]:
+        return ["placement     trainer and vLLM take turns on the processors"]
+    engine = config["skyrl"]["generator"]["inference_engine"]
+    trainer = config["skyrl"]["trainer"]
+    shared = "shared by" if trainer.get("placement", {}).get("colocate_all", True) else "apart for"
+    return [
+        f"placement     GPUs {shared} policy and reference (FSDP, sequence parallel "
+        f"{trainer['policy'].get('sequence_parallel_size', 1)}) and {engine.get('num_engines', 1)} vLLM "
+        f"engines x TP {engine.get('tensor_parallel_size', 1)}"
+    ]

@@ -1,0 +1,146 @@
+"""Trains: `python launch/train.py +recipe=cpu_demo`, or with `dry_run=true` says what it would take.
+
+Order matters here: the configuration is checked whole (exit 2), then the kernel (exit 3), then what
+dead runs left behind is removed, and only then is anything heavy loaded and the training started
+(recipes.swe.experiment). Whatever way it ends, processes and temporary folders of the run are gone
+when this command returns; after a SIGKILL the next start sees to it.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+if sys.path and Path(sys.path[0] or ".").resolve() == Path(__file__).resolve().parent:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # launch/ itself there would shadow modules
+
+from launch.cleanup import RUN_VARIABLE, clean_up, end_run, make_run_id, temp_folder
+from launch.config_compose import ConfigError
+from launch.config_validate import load_config, missing_here
+from launch.exit_codes import BAD_CONFIG, FAILED, INTERRUPTED, OK, TERMINATED, UNUSABLE_MACHINE
+from launch.run_registry import RunPlan, plan_run, save_config, write_owner
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    overrides = sys.argv[1:] if argv is None else argv
+    if any(argument in ("-h", "--help") for argument in overrides):
+        from launch.train_help import help_text
+
+        print(help_text())
+        return OK
+    try:
+        return _checked_run(overrides)
+    except ConfigError as error:
+        print(f"launch/train.py: {len(error.errors)} error(s) in the configuration:", file=sys.stderr)
+        for line in error.errors:
+            print(f"  - {line}", file=sys.stderr)
+        return BAD_CONFIG
+
+
+def _checked_run(overrides: list[str]) -> int:
+    config = load_config(overrides)
+    if config["dry_run"]:
+        from launch.dry_run import dry_run_text
+
+        print(dry_run_text(config))
+        return OK
+    missing = missing_here(config)
+    if missing:
+        raise ConfigError(missing)
+    unusable = _kernel_fault(config)
+    if unusable is not None:
+        print(f"launch/train.py: this machine cannot open sandboxes: {unusable}", file=sys.stderr)
+        return UNUSABLE_MACHINE
+    plan = plan_run(Path(config["paths"]["runs_dir"]), config["run_name"], config["resume"], config)
+    if plan.run_name != config["run_name"] or plan.resume_step is not None:
+        mode = "none" if plan.resume_step is None else "latest"
+        overrides = [*overrides, f"run_name={plan.run_name}", f"skyrl.trainer.resume_mode={mode}"]
+        config = load_config(overrides)
+    return _run(config, plan)
+
+
+def _kernel_fault(config: dict[str, Any]) -> str | None:
+    """Why sandboxes of the configured kind cannot be opened here; None when they can."""
+    return None
+
+
+def _run(config: dict[str, Any], plan: RunPlan) -> int:
+    run_dir = Path(config["paths"]["run_dir"])
+    run_id = make_run_id(plan.run_name)
+    _say(str(clean_up()))
+    _say(f"{plan.note}; folder {run_dir}")
+    temp_dir = temp_folder(Path(config["paths"]["temp_dir"]), run_id)
+    shm_dir = temp_folder(Path(config["paths"]["shm_dir"]), run_id)
+    save_config(run_dir, config)
+    write_owner(run_dir, run_id, "running")
+    config["paths"] |= {"temp_dir": str(temp_dir), "shm_dir": str(shm_dir)}
+    os.environ.update({RUN_VARIABLE: run_id, **_tracker_environment(config)})
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # without bytecode, imports of workers take a minute
+    signal.signal(signal.SIGTERM, _raise_terminated)
+    state, status = "failed", FAILED
+    try:
+        from recipes.swe.experiment import run
+
+        run(config)
+        state, status = "finished", OK
+    except KeyboardInterrupt:
+        state, status = "interrupted", INTERRUPTED
+        _say("interrupted; the same command goes on from the last checkpoint")
+    except _TerminatedError:
+        state, status = "interrupted", TERMINATED
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the clean-up is short and must not be cut
+        end_run(run_id, (temp_dir, shm_dir))
+        write_owner(run_dir, run_id, state)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if status == OK:
+        _report(run_dir)
+    return status
+
+
+def _report(run_dir: Path) -> None:
+    from recipes.report.make import make_report
+
+    report = make_report(run_dir)
+    print(report.text)
+
+
+def _tracker_environment(config: dict[str, Any]) -> dict[str, str]:
+    """What wandb reads. SkyRL passes it only project, name, configuration and tags."""
+    logger, run_dir = config["logger"], config["paths"]["run_dir"]
+    offline = logger["mode"] == "offline" or (
+        logger["mode"] == "auto" and not os.environ.get("WANDB_API_KEY")
+    )
+    variables = {
+        "WANDB_DIR": run_dir,
+        "WANDB_MODE": "offline" if offline else "online",
+        "WANDB_RUN_GROUP": f"{config['recipe_name']}-seed{config['seed']}",
+        "WANDB_JOB_TYPE": "train",
+        "WANDB_RUN_ID": config["run_name"],
+        "WANDB_RESUME": "allow",
+        "WANDB_SILENT": "true",
+    }
+    if offline:
+        variables["WANDB_API_KEY"] = "0" * 40  # SkyRL demands a key even when nothing is sent
+    if logger["entity"]:
+        variables["WANDB_ENTITY"] = logger["entity"]
+    return variables
+
+
+class _TerminatedError(BaseException):
+    """SIGTERM; not an Exception, so that nobody below takes it for a failure to retry."""
+
+
+def _raise_terminated(_number: int, _frame: FrameType | None) -> None:
+    raise _TerminatedError
+
+
+def _say(text: str) -> None:
+    print(f"[train] {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
