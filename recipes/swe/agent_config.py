@@ -1,0 +1,142 @@
+"""The agent's configuration: limits with their units, and prompts as templates.
+
+`AgentConfig.from_mapping` takes the plain mapping of configs/agent/*.yaml (or Hydra's `agent` node), checks
+names, types and ranges itself and reports every problem at once. A key `swe_agent_yaml` points to a
+SWE-agent config whose prompts and settings then replace those of the file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from recipes.swe.prompts import (
+    FORMAT_ERROR_VARIABLES,
+    INSTANCE_VARIABLES,
+    OBSERVATION_VARIABLES,
+    SYSTEM_VARIABLES,
+    TIMEOUT_VARIABLES,
+    template_problem,
+)
+
+
+class AgentConfigError(ValueError):
+    """The agent's configuration is wrong; `problems` lists all that is."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """What bounds the agent and what it is told."""
+
+    name: str
+    """For logs."""
+    system_template: str
+    """System message (Jinja2); may use working_dir and command_docs."""
+    instance_template: str
+    """First user message; may use problem_statement, working_dir and instance_id."""
+    observation_template: str = "{{ observation }}"
+    """User message after a call; may use observation."""
+    empty_observation_template: str = "(no output)"
+    """The same when the call printed nothing."""
+    format_error_template: str = "{{ error }}"
+    """After a malformed response; may use error, error_code and exception_message."""
+    timeout_template: str = "{{ observation }}\n[timed out after {{ timeout }} s and was killed]"
+    """After a command ran out of time; may use command, timeout and observation."""
+    max_turns: int = 150
+    """Calls of the policy."""
+    max_context_tokens: int = 20480
+    """Prompt and response of one call together."""
+    max_response_tokens: int = 4096
+    """Sampled in one call."""
+    min_response_tokens: int = 64
+    """With less room than this left in the context the agent ends (`context`)."""
+    time_limit_s: float = 300.0
+    """Wall time of the agent's turns in seconds; neither start-up nor grading counts."""
+    command_timeout_s: float = 60.0
+    """Wall time of one command in seconds."""
+    observation_limit_chars: int = 70_000
+    """Characters of one observation; the middle of a longer one is left out."""
+    max_format_errors: int = 3
+    """Malformed responses in a row that end the agent (`format`)."""
+    snippet_lines: int = 4
+    """Lines shown above and below an edit."""
+    show_exit_status: bool = True
+    """Whether a command's non-zero exit status is told."""
+    allow_multiple_calls: bool = False
+    """Run the first of several calls in a response, rather than refuse it."""
+
+    def __post_init__(self) -> None:
+        problems = [*self._range_problems(), *self._template_problems()]
+        if problems:
+            raise AgentConfigError(problems)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Build from configuration. Raises AgentConfigError with every problem."""
+        values = dict(mapping)
+        if source := values.pop("swe_agent_yaml", None):
+            # Imported here: that module builds on this one.
+            from recipes.swe.swe_agent_yaml import read_swe_agent_yaml
+
+            values |= read_swe_agent_yaml(Path(source)).values
+        known = {field.name: field for field in fields(cls)}
+        problems = [f"agent.{name}: unknown key" for name in values if name not in known]
+        required = ("name", "system_template", "instance_template")
+        problems += [f"agent.{name}: missing" for name in required if name not in values]
+        accepted: dict[str, Any] = {}
+        for name, value in values.items():
+            if name in known:
+                accepted[name], problem = _checked(value, str(known[name].type), f"agent.{name}")
+                problems += problem
+        if problems:
+            raise AgentConfigError(problems)
+        return cls(**accepted)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Build from a YAML file of configs/agent."""
+        loaded: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(loaded, dict):
+            raise AgentConfigError([f"{path}: not a mapping"])
+        return cls.from_mapping(loaded)
+
+    def _range_problems(self) -> list[str]:
+        at_least_one = ("max_turns", "max_response_tokens", "min_response_tokens", "max_format_errors")
+        problems = [f"agent.{name}: must be at least 1" for name in at_least_one if getattr(self, name) < 1]
+        positive = ("time_limit_s", "command_timeout_s")
+        problems += [f"agent.{name}: must be above 0 seconds" for name in positive if getattr(self, name) <= 0]
+        if self.max_context_tokens <= self.min_response_tokens:
+            problems.append("agent.max_context_tokens: must be above min_response_tokens")
+        if self.observation_limit_chars < 100:
+            problems.append("agent.observation_limit_chars: must be at least 100")
+        if self.snippet_lines < 0:
+            problems.append("agent.snippet_lines: must not be negative")
+        return problems
+
+    def _template_problems(self) -> list[str]:
+        allowed = {
+            "system_template": SYSTEM_VARIABLES,
+            "instance_template": INSTANCE_VARIABLES,
+            "observation_template": OBSERVATION_VARIABLES,
+            "empty_observation_template": OBSERVATION_VARIABLES,
+            "format_error_template": FORMAT_ERROR_VARIABLES,
+            "timeout_template": TIMEOUT_VARIABLES,
+        }
+        found = ((name, template_problem(getattr(self, name), names)) for name, names in allowed.items())
+        return [f"agent.{name}: {problem}" for name, problem in found if problem]
+
+
+def _checked(value: Any, kind: str, name: str) -> tuple[Any, list[str]]:
+    """The value as its field's type, and what is wrong with it."""
+    if kind.endswith("float'>") or kind == "float":
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        return (float(value) if good else value), [] if good else [f"{name}: must be a number, not {value!r}"]
+    expected = {"int": int, "str": str, "bool": bool}[kind.removeprefix("<class '").removesuffix("'>")]
+    good = isinstance(value, expected) and (expected is bool or not isinstance(value, bool))
+    return value, [] if good else [f"{name}: must be {expected.__name__}, not {value!r}"]
