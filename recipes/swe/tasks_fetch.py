@@ -1,0 +1,164 @@
+"""Downloads pinned files from a package index, the way pip finds it, and checks them.
+
+Knows the simple index in both forms (JSON and HTML) over http, https and file. Nothing that is
+downloaded is run or imported here: files land in the cache whole and verified, or not at all.
+"""
+
+import configparser
+import hashlib
+import json
+import os
+import ssl
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
+
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+
+from recipes.swe.tasks_projects import Download
+from sandbox.cache_publish import write_atomically
+
+DEFAULT_INDEX = "https://pypi.org/simple"
+ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
+TIMEOUT_S = 30.0
+MAX_BYTES = 64 << 20
+
+
+class FetchError(Exception):
+    """A file could not be had; the message says from where, why and what to change."""
+
+
+def find_index(environ: Mapping[str, str], home: Path) -> str:
+    """The index that pip would use: PIP_INDEX_URL, then pip's configuration files, then PyPI."""
+    if environ.get("PIP_INDEX_URL"):
+        return environ["PIP_INDEX_URL"]
+    config_home = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    files = [Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf"), home / ".pip" / "pip.conf"]
+    files.append(config_home / "pip" / "pip.conf")
+    if environ.get("PIP_CONFIG_FILE"):
+        files.append(Path(environ["PIP_CONFIG_FILE"]))
+    found = DEFAULT_INDEX
+    for file in files:
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read(file, "utf-8")
+        except (configparser.Error, UnicodeDecodeError, OSError) as error:
+            raise FetchError(f"pip's configuration {file} cannot be read: {error}") from error
+        for section in ("global", "download"):
+            found = parser.get(section, "index-url", fallback=found).strip()
+    return found
+
+
+class Fetcher:
+    """Fetches files of one index into one directory. Blocking: run it in a thread."""
+
+    def __init__(self, index: str, folder: Path, *, attempts: int = 3, wait_s: float = 0.5) -> None:
+        """`attempts` per request, the first wait `wait_s`, doubled each time."""
+        self._index = index.rstrip("/")
+        self._folder = folder
+        self._attempts = attempts
+        self._wait_s = wait_s
+        self._tls: ssl.SSLContext | None = None
+
+    def fetch(self, wanted: Download) -> Path:
+        """Path of the verified file; downloads it unless it is there. Raises FetchError."""
+        target = self._folder / wanted.file
+        if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == wanted.sha256:
+            return target
+        page = f"{self._index}/{wanted.project}/"
+        url = dict(self._links(page)).get(wanted.file)
+        if url is None:
+            raise FetchError(f"{_shown(page)} does not list {wanted.file}")
+        data, _ = self._get(url)
+        digest = hashlib.sha256(data).hexdigest()
+        if digest != wanted.sha256:
+            raise FetchError(f"{wanted.file} from {_shown(url)} has sha256 {digest}, expected {wanted.sha256}")
+        write_atomically(target, data)
+        return target
+
+    def _links(self, page: str) -> Iterator[tuple[str, str]]:
+        """(file name, address) of every file on a project's page."""
+        data, kind = self._get(page)
+        try:
+            if "json" in kind:
+                for entry in json.loads(data)["files"]:
+                    yield entry["filename"], urljoin(page, entry["url"])
+                return
+            parser = _Anchors()
+            parser.feed(data.decode("utf-8", "replace"))
+        except (ValueError, KeyError, TypeError) as error:
+            raise FetchError(f"{_shown(page)} is no page of a package index: {error}") from error
+        for link in parser.links:
+            url = urldefrag(urljoin(page, link)).url
+            yield unquote(urlsplit(url).path.rsplit("/", 1)[-1]), url
+
+    def _get(self, url: str) -> tuple[bytes, str]:
+        """Body and content type."""
+        try:
+            for attempt in Retrying(
+                stop=stop_after_attempt(self._attempts),
+                wait=wait_exponential_jitter(self._wait_s, max=10, jitter=self._wait_s),
+                retry=retry_if_exception(_worth_retrying),
+                reraise=True,
+            ):
+                with attempt:
+                    return self._get_once(url)
+        except (OSError, ValueError) as error:  # URLError, timeouts, resets and bad addresses
+            raise FetchError(
+                f"{_shown(url)} cannot be read: {error}. Check the network, or name a reachable package "
+                f"index: PIP_INDEX_URL=https://…/simple"
+            ) from error
+        raise AssertionError("unreachable: the loop returns or raises")
+
+    def _get_once(self, url: str) -> tuple[bytes, str]:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https", "file"):
+            raise ValueError(f"{parts.scheme or 'no'} scheme in an address of the index")
+        if parts.scheme == "file" and url.endswith("/"):
+            url += "index.html"
+        headers = {"Accept": ACCEPT, "User-Agent": "swe-minisandbox-recipes"}
+        if parts.username is not None:
+            secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            headers["Authorization"] = "Basic " + b64encode(secret.encode()).decode()
+            url = urlunsplit(parts._replace(netloc=parts.netloc.rsplit("@", 1)[-1]))
+        if self._tls is None and parts.scheme == "https":
+            authorities = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")
+            self._tls = ssl.create_default_context(cafile=authorities or None)
+        request = urllib.request.Request(url, headers=headers)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=self._tls) as response:
+            data: bytes = response.read(MAX_BYTES + 1)
+            kind: str = response.headers.get("Content-Type", "")
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES >> 20} MiB")
+        return data, kind
+
+
+class _Anchors(HTMLParser):
+    """Collects the links of an HTML page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Called by the parser."""
+        if tag == "a":
+            self.links.extend(value for name, value in attrs if name == "href" and value)
+
+
+def _worth_retrying(error: BaseException) -> bool:
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code in (408, 429) or error.code >= 500
+    if isinstance(error, urllib.error.URLError) and isinstance(error.reason, FileNotFoundError):
+        return False
+    return isinstance(error, OSError)
+
+
+def _shown(url: str) -> str:
+    """The address without credentials."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rsplit("@", 1)[-1]))

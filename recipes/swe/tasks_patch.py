@@ -1,0 +1,184 @@
+"""Small patches as text: made, turned round, and turned into exact replacements.
+
+Covers the patches that tasks of ours hold (files that exist on both sides, text, no renames). It is no
+general patch tool: agents' patches are applied by the grader, with git.
+"""
+
+import difflib
+import hashlib
+import re
+from collections.abc import Sequence
+
+NO_NEWLINE = "\\ No newline at end of file\n"
+
+
+def split_lines(text: str) -> list[str]:
+    """Lines with their ends, as git sees them: only a newline ends one, a form feed does not."""
+    return [line for line in re.split(r"(?<=\n)", text) if line]
+
+
+def make_patch(path: str, old: str, new: str) -> str:
+    """git-format diff from `old` to `new` of one file; empty when they are equal."""
+    if old == new:
+        return ""
+    body = difflib.unified_diff(
+        split_lines(old), split_lines(new), f"a/{path}", f"b/{path}"
+    )
+    lines = [line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}" for line in body]
+    index = f"index {_blob_id(old)[:7]}..{_blob_id(new)[:7]} 100644\n"
+    return f"diff --git a/{path} b/{path}\n{index}" + "".join(lines)
+
+
+def reverse_patch(patch: str) -> str:
+    """The patch that undoes `patch`."""
+    out: list[str] = []
+    plus: list[str] = []
+    minus: list[str] = []
+    in_hunk = False
+
+    def flush() -> None:
+        # Deletions come first within a change, as git writes them.
+        out.extend((*minus, *plus))
+        plus.clear()
+        minus.clear()
+
+    last = out
+    for line in split_lines(patch):
+        if line.startswith("diff --git "):
+            in_hunk = False
+        if line.startswith("@@ "):
+            flush()
+            in_hunk = True
+            out.append(_reverse_hunk_header(line))
+        elif in_hunk and line.startswith("-"):
+            last = plus
+            plus.append("+" + line[1:])
+        elif in_hunk and line.startswith("+"):
+            last = minus
+            minus.append("-" + line[1:])
+        elif in_hunk and line.startswith("\\"):
+            last.append(line)
+        else:
+            flush()
+            last = out
+            out.append(_reverse_header(line))
+    flush()
+    return _order_file_headers("".join(out))
+
+
+def _reverse_hunk_header(line: str) -> str:
+    head, old, new, rest = line.split(" ", 3)
+    return f"{head} -{new[1:]} +{old[1:]} {rest}"
+
+
+def _reverse_header(line: str) -> str:
+    if line.startswith("index ") and ".." in line:
+        ids, _, mode = line[6:].partition(" ")
+        old, _, new = ids.strip().partition("..")
+        return f"index {new}..{old}" + (f" {mode}" if mode else "\n")
+    if line.startswith("--- a/"):
+        return "+++ b/" + line[6:]
+    if line.startswith("+++ b/"):
+        return "--- a/" + line[6:]
+    return line
+
+
+def _order_file_headers(text: str) -> str:
+    lines = split_lines(text)
+    for at in range(len(lines) - 1):
+        if lines[at].startswith("+++ b/") and lines[at + 1].startswith("--- a/"):
+            lines[at], lines[at + 1] = lines[at + 1], lines[at]
+    return "".join(lines)
+
+
+def changed_paths(patch: str) -> tuple[str, ...]:
+    """Paths that the patch touches, in order."""
+    return tuple(line[6:].rstrip("\n") for line in split_lines(patch) if line.startswith("+++ b/"))
+
+
+def apply_patch(patch: str, path: str, text: str) -> str:
+    """`text` of the file `path` after `patch`. Raises ValueError when a line does not match exactly."""
+    lines = split_lines(text)
+    out: list[str] = []
+    at = 0
+    for start, old, new in _hunks(patch, path):
+        out.extend(lines[at:start])
+        if lines[start : start + len(old)] != old:
+            raise ValueError(f"{path}: the patch does not match at line {start + 1}")
+        out.extend(new)
+        at = start + len(old)
+    return "".join([*out, *lines[at:]])
+
+
+def _hunks(patch: str, path: str) -> list[tuple[int, list[str], list[str]]]:
+    """(index of the first old line, old lines, new lines) of every hunk of one file."""
+    hunks: list[tuple[int, list[str], list[str]]] = []
+    current = ""
+    touched: list[list[str]] = []
+    for line in split_lines(patch):
+        if line.startswith("diff --git "):
+            current = ""
+        elif line.startswith("+++ b/"):
+            current = line[6:].rstrip("\n")
+        elif line.startswith("@@ ") and current == path:
+            first, _, count = line.split(" ", 3)[1][1:].partition(",")
+            hunks.append((int(first) - (count != "0"), [], []))
+        elif current == path and hunks:
+            _, old, new = hunks[-1]
+            if line.startswith("\\"):
+                for side in touched:
+                    side[-1] = side[-1].removesuffix("\n")
+                continue
+            touched = {" ": [old, new], "-": [old], "+": [new]}.get(line[0], [])
+            for side in touched:
+                side.append(line[1:])
+    return hunks
+
+
+def replacements(old: str, new: str) -> list[tuple[str, str]]:
+    """Replacements (old text, new text), each old text unique in the file when its turn comes, that turn
+    `old` into `new`. As few lines as that allows: a deleted line takes a neighbour as its anchor."""
+    old_lines = split_lines(old)
+    new_lines = split_lines(new)
+    matcher = difflib.SequenceMatcher(a=old_lines, b=new_lines, autojunk=False)
+    edits: list[tuple[str, str]] = []
+    # From the end of the file, so that earlier line numbers stay right; uniqueness is asked of the
+    # file as it is then.
+    text = old
+    for tag, first, last, new_first, new_last in reversed(matcher.get_opcodes()):
+        if tag == "equal":
+            continue
+        replacement = new_lines[new_first:new_last]
+        edit = _unique_edit(split_lines(text), first, last, replacement)
+        edits.append(edit)
+        text = text.replace(edit[0], edit[1], 1)
+    return edits
+
+
+def _unique_edit(lines: Sequence[str], first: int, last: int, new: Sequence[str]) -> tuple[str, str]:
+    """Widens lines[first:last] by neighbours, one at a time, until the text occurs once."""
+    text = "".join(lines)
+    low, high = first, last
+    while True:
+        old = "".join(lines[low:high])
+        if old and text.count(old) == 1:
+            break
+        if low == 0 and high == len(lines):
+            raise ValueError("no text of the file is unique")
+        # Above first: the line before a change (an `if`, a `def`) names it best.
+        if low > 0 and (first - low <= high - last or high == len(lines)):
+            low -= 1
+        else:
+            high += 1
+    before, after = "".join(lines[low:first]), "".join(lines[last:high])
+    replaced = before + "".join(new) + after
+    if replaced and old.endswith("\n") and replaced.endswith("\n"):
+        shorter_old, shorter_new = old[:-1], replaced[:-1]
+        if text.count(shorter_old) == 1:
+            return shorter_old, shorter_new
+    return old, replaced
+
+
+def _blob_id(text: str) -> str:
+    data = text.encode()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
