@@ -76,7 +76,7 @@ def is_alive(run_id: str) -> bool:
 
 def _pid_namespace() -> str:
     """Number of this process's pid namespace."""
-    return "".join(c for c in os.readlink("/proc/self/ns/pid") if c.isdigit())
+    return "".join(c for c in str(Path("/proc/self/ns/pid").readlink()) if c.isdigit())
 
 
 def temp_folder(parent: Path, run_id: str) -> Path:

@@ -112,8 +112,8 @@ def _check_bounds(value: Any, bounds: list[Any], path: str) -> list[str]:
         if isinstance(bound, Above) and not value > bound.low:
             return [f"{path}: must be above {bound.low:g}, is {value!r}"]
         if isinstance(bound, Between) and not bound.low <= value <= bound.high:
-            upper = "" if bound.high == float("inf") else f" and at most {bound.high:g}"
-            return [f"{path}: must be at least {bound.low:g}{upper}, is {value!r}"]
+            upper = "" if bound.high == float("inf") else f" and at most {bound.high}"
+            return [f"{path}: must be at least {bound.low}{upper}, is {value!r}"]
     return []
 
 

@@ -5,6 +5,7 @@ that each bad one is named. Hydra's `main` decorator is not used: it exits 1 on 
 configuration, creates output folders and takes over logging. Imports hydra, nothing heavier.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG_DIR = ROOT / "configs"
+_DOTTED = re.compile(r"^([A-Za-z_]\w*(?:\.\w+)+=)")
+"""An override of a nested key. Hydra wants `+` before keys that its files do not hold; here the schema
+check says what is unknown (and what it may be a slip of), so `+` is never needed for these."""
 
 
 class ConfigError(Exception):
@@ -29,21 +33,26 @@ class ConfigError(Exception):
 
 def compose_config(
     overrides: Sequence[str], *, config_name: str = "train", config_dir: Path = CONFIG_DIR
-) -> DictConfig:
-    """The composed configuration. Raises ConfigError naming every override that does not compose."""
+) -> tuple[DictConfig, list[str]]:
+    """The composed configuration, and one line for each override that does not compose.
+
+    With faults it is composed from the other overrides, so that these can be checked too. Raises
+    ConfigError when not even the bare configuration composes."""
+    lenient = [_DOTTED.sub(r"++\1", override) for override in overrides]
     with initialize_config_dir(version_base="1.3", config_dir=str(config_dir)):
         try:
-            return compose(config_name, list(overrides))
+            return compose(config_name, lenient), []
         except (HydraException, OmegaConfBaseException) as whole:
-            raise ConfigError(_blame(config_name, overrides, whole)) from whole
+            accepted, errors = _blame(config_name, lenient)
+            return compose(config_name, accepted), errors or [_one_line(whole)]
 
 
-def _blame(config_name: str, overrides: Sequence[str], whole: Exception) -> list[str]:
-    """Each override that fails on top of those before it that did not."""
+def _blame(config_name: str, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The overrides that compose on top of each other, and what is wrong with the others."""
     try:
         compose(config_name, [])
     except (HydraException, OmegaConfBaseException) as error:
-        return [_one_line(error)]
+        raise ConfigError([_one_line(error)]) from error
     accepted: list[str] = []
     errors: list[str] = []
     # Group choices first: a value may belong to a group that is chosen later on the command line.
@@ -51,10 +60,10 @@ def _blame(config_name: str, overrides: Sequence[str], whole: Exception) -> list
         try:
             compose(config_name, [*accepted, override])
         except (HydraException, OmegaConfBaseException) as error:
-            errors.append(f"{override}: {_one_line(error)}")
+            errors.append(f"{override.removeprefix('++')}: {_one_line(error)}")
         else:
             accepted.append(override)
-    return errors or [_one_line(whole)]
+    return accepted, errors
 
 
 def to_plain(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
@@ -68,9 +77,7 @@ def to_plain(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
 
 def _plain(node: Any, path: str, errors: list[str]) -> Any:
     if isinstance(node, DictConfig):
-        return {
-            str(key): _child(node, key, f"{path}.{key}" if path else str(key), errors) for key in node
-        }
+        return {str(key): _child(node, key, f"{path}.{key}" if path else str(key), errors) for key in node}
     if isinstance(node, ListConfig):
         return [_child(node, index, f"{path}[{index}]", errors) for index in range(len(node))]
     return node

@@ -10,7 +10,7 @@ import importlib.util
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -21,9 +21,10 @@ from launch.config_schema import TrainConfig
 
 def load_config(overrides: Sequence[str], *, config_dir: Path = CONFIG_DIR) -> dict[str, Any]:
     """The resolved configuration, paths made absolute. Raises ConfigError with every fault."""
-    composed = compose_config(overrides, config_dir=config_dir)
+    composed, errors = compose_config(overrides, config_dir=config_dir)
     make_paths_absolute(composed)
-    plain, errors = to_plain(composed)
+    plain, unresolved = to_plain(composed)
+    errors.extend(unresolved)
     errors.extend(check_all(plain, already_reported=errors))
     if errors:
         raise ConfigError(list(dict.fromkeys(errors)))
@@ -38,7 +39,11 @@ def check_all(plain: Mapping[str, Any], already_reported: Sequence[str] = ()) ->
     if not any(path.startswith(("policy", "trainer", "sandbox", "cluster", "skyrl")) for path in faulty):
         errors.extend(_check_rules(plain))
     errors.extend(_check_agent(plain.get("agent")))
-    errors.extend(check_skyrl(plain.get("skyrl"), unresolved | faulty))
+    told = {line.split(": ", 1)[1] for line in errors}
+    # A bad value that SkyRL's keys point to (skyrl.…lr is trainer.lr) is told once, under our key.
+    for line in check_skyrl(plain.get("skyrl"), unresolved | faulty):
+        if line.split(": ", 1)[1] not in told:
+            errors.append(line)
     return errors
 
 
@@ -86,18 +91,23 @@ def _check_rules(plain: Mapping[str, Any]) -> list[str]:
 
 
 def _check_agent(agent: Any) -> list[str]:
-    """The agent's keys against its owner's dataclass."""
+    """The agent's keys, checked by their owner."""
+    from recipes.swe.agent_config import AgentConfig, AgentConfigError
+
+    if not isinstance(agent, Mapping):
+        return []  # told already
     try:
-        from recipes.swe.agent import AgentConfig
-    except ImportError:
-        return []
-    return check(agent, AgentConfig, "agent")
+        AgentConfig.from_mapping(agent)
+    except AgentConfigError as error:
+        return error.problems
+    return []
 
 
 def check_skyrl(skyrl: Any, faulty: set[str]) -> list[str]:
-    """The `skyrl` subtree against SkyRL's dataclasses (keys, types), then its own constructor.
+    """The `skyrl` subtree against SkyRL's dataclasses (keys, types), then their own constructors.
 
-    Without SkyRL installed nothing can be checked; the dry run says so."""
+    Section by section, since the constructor of the whole imports torch and vllm; the dry run calls that
+    one too, in a process of its own. Without SkyRL installed nothing can be checked."""
     if not isinstance(skyrl, Mapping) or not skyrl_installed():
         return []
     from skyrl.train.config import SkyRLTrainConfig
@@ -105,12 +115,13 @@ def check_skyrl(skyrl: Any, faulty: set[str]) -> list[str]:
     errors = [line for line in check(skyrl, SkyRLTrainConfig, "skyrl") if line.split(":", 1)[0] not in faulty]
     if errors or any(path.startswith("skyrl") for path in faulty):
         return errors
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it greets renamed keys on stdout
-            SkyRLTrainConfig.from_cli_overrides(dict(skyrl))
-    except (ValueError, AssertionError, TypeError) as error:
-        return [f"skyrl: {' '.join(str(error).split())}"]
-    return []
+    for section, kind in get_type_hints(SkyRLTrainConfig).items():
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # it remarks on renamed keys there
+                kind.from_dict_config(OmegaConf.create(skyrl.get(section, {})))
+        except (ValueError, AssertionError, TypeError) as error:
+            errors.append(f"skyrl.{section}: {' '.join(str(error).split())}")
+    return errors
 
 
 def skyrl_installed() -> bool:

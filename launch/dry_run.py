@@ -1,9 +1,14 @@
 """`dry_run=true`: the composed configuration, what the run needs, and exactly what is missing here.
 
-It loads nothing heavy and changes nothing. Exit status 0 means that the configuration is valid,
+It loads nothing heavy and changes nothing; SkyRL's own validation, which imports torch and vllm, runs in
+a process of its own. Exit status 0 means that the configuration is valid,
 also when this machine lacks what the run needs: the point is to compose big runs on small machines.
 """
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,17 +16,28 @@ from typing import Any
 import psutil
 import yaml
 
+from launch.config_compose import ConfigError
 from launch.config_validate import missing_here, skyrl_installed
 from launch.machine import GIB, free_disk_gib, gpu_count, installed_version, needs_of
+from launch.tracker import tracker_environment
+
+SKYRL_CHECK = """
+import json, sys
+from skyrl.train.config import SkyRLTrainConfig
+from skyrl.train.utils.utils import validate_cfg
+try:
+    validate_cfg(SkyRLTrainConfig.from_cli_overrides(json.load(sys.stdin)))
+except (ValueError, AssertionError, TypeError, NotImplementedError) as error:
+    sys.exit(f"REJECTED {error}")
+"""
 
 
 def dry_run_text(config: Mapping[str, Any]) -> str:
-    """Everything the dry run says."""
+    """Everything the dry run says. Raises ConfigError when SkyRL rejects the configuration."""
     lines = ["# composed configuration", yaml.safe_dump(dict(config), sort_keys=False).rstrip(), ""]
     lines.extend(_resources(config))
     lines.append("")
-    if skyrl_installed():
-        lines.append(f"SkyRL {installed_version('skyrl')} accepts this configuration.")
+    lines.append(_skyrl_verdict(config))
     missing = missing_here(config)
     if missing:
         lines.append(f"Missing on this machine ({len(missing)}):")
@@ -29,6 +45,27 @@ def dry_run_text(config: Mapping[str, Any]) -> str:
     else:
         lines.append("Nothing is missing on this machine.")
     return "\n".join(lines)
+
+
+def _skyrl_verdict(config: Mapping[str, Any]) -> str:
+    if not skyrl_installed():
+        return "SkyRL is not installed here: its own keys (skyrl.*) were not checked."
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    checked = subprocess.run(
+        [sys.executable, "-c", SKYRL_CHECK],
+        input=json.dumps(config["skyrl"]),
+        text=True,
+        capture_output=True,
+        env=environment | tracker_environment(config),
+        check=False,
+    )
+    if checked.returncode == 0:
+        return f"SkyRL {installed_version('skyrl')} accepts this configuration (its own validate_cfg)."
+    rejection = checked.stderr.rpartition("REJECTED ")
+    if rejection[1]:
+        raise ConfigError([f"skyrl: {' '.join(rejection[2].split())}"])
+    last = checked.stderr.strip().splitlines()[-1:] or ["no message"]
+    return f"SkyRL's own validation could not run here: {last[0]}"
 
 
 def _resources(config: Mapping[str, Any]) -> list[str]:

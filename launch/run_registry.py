@@ -177,4 +177,4 @@ def _read_owner(folder: Path) -> dict[str, Any]:
 def _replace(path: Path, text: str) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    temporary.replace(path)

@@ -21,6 +21,7 @@ from launch.config_compose import ConfigError
 from launch.config_validate import load_config, missing_here
 from launch.exit_codes import BAD_CONFIG, FAILED, INTERRUPTED, OK, TERMINATED, UNUSABLE_MACHINE
 from launch.run_registry import RunPlan, plan_run, save_config, write_owner
+from launch.tracker import tracker_environment
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -77,7 +78,7 @@ def _run(config: dict[str, Any], plan: RunPlan) -> int:
     save_config(run_dir, config)
     write_owner(run_dir, run_id, "running")
     config["paths"] |= {"temp_dir": str(temp_dir), "shm_dir": str(shm_dir)}
-    os.environ.update({RUN_VARIABLE: run_id, **_tracker_environment(config)})
+    os.environ.update({RUN_VARIABLE: run_id, **tracker_environment(config)})
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # without bytecode, imports of workers take a minute
     signal.signal(signal.SIGTERM, _raise_terminated)
     state, status = "failed", FAILED
@@ -106,28 +107,6 @@ def _report(run_dir: Path) -> None:
 
     report = make_report(run_dir)
     print(report.text)
-
-
-def _tracker_environment(config: dict[str, Any]) -> dict[str, str]:
-    """What wandb reads. SkyRL passes it only project, name, configuration and tags."""
-    logger, run_dir = config["logger"], config["paths"]["run_dir"]
-    offline = logger["mode"] == "offline" or (
-        logger["mode"] == "auto" and not os.environ.get("WANDB_API_KEY")
-    )
-    variables = {
-        "WANDB_DIR": run_dir,
-        "WANDB_MODE": "offline" if offline else "online",
-        "WANDB_RUN_GROUP": f"{config['recipe_name']}-seed{config['seed']}",
-        "WANDB_JOB_TYPE": "train",
-        "WANDB_RUN_ID": config["run_name"],
-        "WANDB_RESUME": "allow",
-        "WANDB_SILENT": "true",
-    }
-    if offline:
-        variables["WANDB_API_KEY"] = "0" * 40  # SkyRL demands a key even when nothing is sent
-    if logger["entity"]:
-        variables["WANDB_ENTITY"] = logger["entity"]
-    return variables
 
 
 class _TerminatedError(BaseException):

@@ -12,7 +12,7 @@ HEAD = """usage: python launch/train.py +recipe=NAME [group=CHOICE ...] [key=val
 
 Trains a policy on software-engineering tasks with SkyRL's GRPO. Try first:
   python launch/train.py +recipe=cpu_demo                       a real run on a machine with no GPU
-  python launch/train.py +recipe=swe_smith_1600 dry_run=true    what the big run needs, and what is missing here
+  python launch/train.py +recipe=swe_smith_1600 dry_run=true    what the big run needs and this machine lacks
 
 Exit status: 0 done, 1 the training failed, 2 the configuration is wrong (every error is listed),
 3 this machine cannot open sandboxes (python launch/doctor.py says why), 130 Ctrl-C.
@@ -48,7 +48,9 @@ def _type_name(hint: Any) -> str:
     base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     if get_args(base) and "Literal" in str(base):
         return str(base).replace("typing.Literal", "").replace("'", "").strip("[]")
-    return base.__name__ if isinstance(base, type) and not get_args(base) else str(base).replace("typing.", "")
+    return (
+        base.__name__ if isinstance(base, type) and not get_args(base) else str(base).replace("typing.", "")
+    )
 
 
 def _field_docs(kind: type) -> dict[str, str]:
