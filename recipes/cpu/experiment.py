@@ -1,0 +1,134 @@
+"""A training run on a machine with no GPU: SkyRL's trainer, a CPU policy worker, one vLLM process group.
+
+It starts the server first, since that takes longest, then Ray and the workers meanwhile. All processes it
+starts are its children or Ray's, carry the run's environment variable, and are gone when it returns.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from loguru import logger
+from skyrl.train.config import SkyRLTrainConfig
+from skyrl.train.utils import validate_cfg
+from skyrl.train.utils.utils import prepare_runtime_environment
+
+from recipes.cpu.server import REPOSITORY, ServerSettings, VllmServer
+from recipes.cpu.stand_ins import install_flash_attn
+from recipes.swe.advantages import SweTrainer
+from recipes.swe.experiment import SweExp, log_to_file, skyrl_config
+
+LOGPROB_TOLERANCE = 1e-3
+"""Both sides compute in fp32: a larger mean difference means that they hold different weights."""
+
+OBJECT_STORE_BYTES = 256 << 20
+
+
+class CpuTrainer(SweTrainer):
+    """Builds the policy on the CPU; there is no critic, and a reference model is refused."""
+
+    def build_models(self, PolicyWorker: Any, CriticWorker: Any, RefWorker: Any) -> None:
+        """SkyRL's, with our policy worker in place of the one that needs a GPU."""
+        from recipes.cpu.worker import policy_actor
+
+        super().build_models(policy_actor(), CriticWorker, RefWorker)
+
+
+class CpuSweExp(SweExp):
+    """The experiment over a server of our own."""
+
+    trainer_class = CpuTrainer
+    logprob_tolerance = LOGPROB_TOLERANCE
+
+    def __init__(self, cfg: SkyRLTrainConfig, settings: Mapping[str, Any], server: VllmServer) -> None:
+        self.server = server
+        super().__init__(cfg, settings)
+
+    def get_inference_client(self) -> Any:
+        """SkyRL's client of our server, once it answers."""
+        self.fanout = self.start_fanout(self.server.url)
+        self.server.wait_healthy()
+        return super().get_inference_client()
+
+
+def server_settings(cfg: SkyRLTrainConfig) -> ServerSettings:
+    """How to serve, out of SkyRL's keys; `engine_init_kwargs` become vLLM's command-line options."""
+    engine = cfg.generator.inference_engine
+    options = dict(engine.engine_init_kwargs)
+    worker_cls = options.pop("worker_cls", None)
+    extra: list[str] = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is not False and value is not None:
+            extra += [flag] if value is True else [flag, str(value)]
+    if not engine.enable_prefix_caching:
+        extra.append("--no-enable-prefix-caching")
+    return ServerSettings(
+        model=cfg.trainer.policy.model.path,
+        served_model_name=engine.served_model_name or cfg.trainer.policy.model.path,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        dtype=engine.model_dtype,
+        seed=cfg.trainer.seed,
+        extra_args=tuple(extra),
+        **({"worker_cls": worker_cls} if worker_cls else {}),
+    )
+
+
+def start_ray(cfg: SkyRLTrainConfig, paths: Mapping[str, str]) -> None:
+    """A Ray of our own on this machine, sized for it, all its files below the run's temporary folder."""
+    from recipes.cpu.worker import SYNC_DIR_VARIABLE
+
+    variables = prepare_runtime_environment(cfg) | {
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", "")))),
+        "CUDA_VISIBLE_DEVICES": "",
+        "SKYRL_LOG_FILE": str(Path(cfg.trainer.log_path) / "workers.log"),
+        SYNC_DIR_VARIABLE: paths["shm_dir"],
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",
+    }
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    ray.init(
+        address="local",
+        num_cpus=os.cpu_count(),
+        num_gpus=0,
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        _temp_dir=paths["temp_dir"],
+        runtime_env={
+            "env_vars": variables,
+            "worker_process_setup_hook": "recipes.cpu.stand_ins.install_flash_attn",
+        },
+        logging_level="error",
+        log_to_driver=False,
+    )
+
+
+def run_on_cpu(settings: Mapping[str, Any]) -> None:
+    """Train. Returns when all steps are done; raises when the run failed."""
+    run_dir, paths = Path(settings["paths"]["run_dir"]), settings["paths"]
+    log_to_file(run_dir)
+    install_flash_attn()
+    started = time.monotonic()
+    cfg = skyrl_config(settings)
+    for folder in (cfg.trainer.log_path, paths["temp_dir"], paths["shm_dir"]):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    server = VllmServer(server_settings(cfg), log_path=Path(cfg.trainer.log_path) / "vllm.log")
+    engine = cfg.generator.inference_engine
+    engine.external_proxy_url, engine.external_server_urls = server.url, [server.url]
+    validate_cfg(cfg)
+    with server:
+        start_ray(cfg, paths)
+        try:
+            exp = CpuSweExp(cfg, settings, server)
+            logger.info(f"start-up so far {time.monotonic() - started:.1f} s")
+            try:
+                exp.run()
+            finally:
+                exp.close()
+        finally:
+            ray.shutdown()

@@ -1,0 +1,192 @@
+"""The experiment: SkyRL's `BasePPOExp` with our data set, generator, trainer and tracker.
+
+`run(config)` is what `launch/train.py` calls with the resolved configuration: SkyRL's own keys under
+`skyrl`, ours beside it. Everything that differs on a machine with no GPU is in `recipes/cpu`. Importing
+this module loads SkyRL, Ray and torch.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+from skyrl.train.config import SkyRLTrainConfig
+from skyrl.train.entrypoints.main_base import BasePPOExp
+from skyrl.train.utils import validate_cfg
+from skyrl.train.utils.callbacks import CallbackInput, TrainingCallback, TrainingControl
+from skyrl.train.utils.tracking import Tracking
+
+from recipes.report.metrics import FILE_NAME, MetricsFile
+from recipes.report.progress import progress_line
+from recipes.swe.advantages import SweTrainer
+from recipes.swe.fanout import RUNNER_FACTORY, Fanout
+from recipes.swe.generator import SweGenerator
+from recipes.swe.tasks import load_tasks
+from recipes.swe.types import TaskInstance
+
+
+class TaskDataset:
+    """The tasks as SkyRL's data loader wants them; a row's uid is the instance id."""
+
+    def __init__(self, tasks: Sequence[TaskInstance]) -> None:
+        self._tasks = list(tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        task = self._tasks[index]
+        return {
+            "prompt": [{"role": "user", "content": task.problem_statement}],
+            "env_class": "swe",
+            "env_extras": {"instance_id": task.instance_id},
+            "uid": task.instance_id,
+        }
+
+    def collate_fn(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A batch is the list of its rows."""
+        return rows
+
+
+class RunTracking(Tracking):
+    """SkyRL's tracker; the run's own metrics file and the progress line get every step as well."""
+
+    def __init__(self, *, run_dir: Path, total_steps: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.metrics_file = MetricsFile(run_dir / FILE_NAME)
+        self._total_steps = total_steps
+
+    def log(self, data: Mapping[str, Any], step: int, commit: bool = False) -> None:
+        """Log one step."""
+        self.metrics_file.append(step, data)
+        sys.stdout.write(progress_line(step, self._total_steps, data) + "\n")
+        sys.stdout.flush()
+        if self.backend != "console":
+            super().log(data, step=step, commit=commit)
+
+
+class DropRepeatedSteps(TrainingCallback):
+    """After a resume, takes the steps that will be repeated out of the metrics file."""
+
+    def on_train_start(self, trainer: Any, callback_input: CallbackInput, control: TrainingControl) -> None:
+        trainer.tracker.metrics_file.keep_until(callback_input.global_step)
+
+
+class SweExp(BasePPOExp):
+    """One training run. `settings` is the whole resolved configuration."""
+
+    trainer_class: type[SweTrainer] = SweTrainer
+    logprob_tolerance: float | None = None
+
+    def __init__(self, cfg: SkyRLTrainConfig, settings: Mapping[str, Any]) -> None:
+        self.settings = settings
+        self.run_dir = Path(settings["paths"]["run_dir"])
+        timeout_s = settings["reward"]["timeout_s"]
+        self.tasks = load_tasks(Path(settings["data"]["path"]), timeout_s=timeout_s)
+        self.fanout: Fanout | None = None
+        super().__init__(cfg)
+
+    def get_train_dataset(self) -> Any:
+        """All tasks; SkyRL shuffles them by seed."""
+        if len(self.tasks) < self.cfg.trainer.train_batch_size:
+            raise ValueError(
+                f"{self.settings['data']['path']} has {len(self.tasks)} tasks, a step needs "
+                f"{self.cfg.trainer.train_batch_size}: prepare more, or lower trainer.prompts_per_step"
+            )
+        return TaskDataset(self.tasks)
+
+    def get_eval_dataset(self) -> Any:
+        """None: evaluation is a run of its own."""
+        return None
+
+    def get_generator(self, cfg: SkyRLTrainConfig, tokenizer: Any, inference_engine_client: Any) -> SweGenerator:
+        """Our generator over a fan-out of Ray actors."""
+        if self.fanout is None:
+            self.fanout = self.start_fanout(inference_engine_client.proxy_url)
+        return SweGenerator(
+            self.fanout,
+            {task.instance_id: task for task in self.tasks},
+            run_dir=self.run_dir,
+            seed=int(self.settings["seed"]),
+            pad_token_id=tokenizer.pad_token_id,
+        )
+
+    def start_fanout(self, server_url: str) -> Fanout:
+        """Start the rollout workers; they come up while other parts do."""
+        served = self.cfg.generator.inference_engine.served_model_name or self.cfg.trainer.policy.model.path
+        config = {
+            **{name: self.settings[name] for name in ("agent", "sandbox", "reward", "paths", "policy")},
+            "server_url": server_url,
+            "served_model_name": served,
+        }
+        factory = self.settings.get("runner_factory", RUNNER_FACTORY)
+        return Fanout(factory, config, workers=int(self.settings["cluster"]["num_nodes"]))
+
+    def get_trainer(self, **kwargs: Any) -> SweTrainer:
+        """SkyRL's trainer with our exclusions and checks."""
+        kwargs.setdefault("callbacks", []).append(DropRepeatedSteps())
+        trainer = self.trainer_class(**kwargs)
+        trainer.max_failed_share = float(self.settings["trainer"]["max_failed_share"])
+        trainer.logprob_tolerance = self.logprob_tolerance
+        return trainer
+
+    def get_trajectory_logger(self) -> None:
+        """None: rollouts are written by the generator."""
+        return None
+
+    def get_tracker(self) -> RunTracking:
+        """W&B (or nothing) and the run's own file."""
+        return RunTracking(
+            run_dir=self.run_dir,
+            total_steps=self.cfg.trainer.max_training_steps or 0,
+            project_name=self.cfg.trainer.project_name,
+            experiment_name=self.cfg.trainer.run_name,
+            backend=self.cfg.trainer.logger,
+            config=self.cfg,
+            tags=self.settings["logger"]["tags"],
+        )
+
+    def close(self) -> None:
+        """Close the rollout workers and their sandboxes."""
+        fanout, self.fanout = self.fanout, None
+        if fanout is not None:
+            asyncio.run(fanout.close())
+
+
+def skyrl_config(settings: Mapping[str, Any]) -> SkyRLTrainConfig:
+    """SkyRL's own configuration object out of the `skyrl` subtree. Raises ValueError for unknown keys."""
+    return SkyRLTrainConfig.from_cli_overrides(dict(settings["skyrl"]))
+
+
+def log_to_file(run_dir: Path) -> None:
+    """Send SkyRL's log to `logs/driver.log`; only warnings reach the terminal."""
+    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    logger.remove()
+    logger.add(run_dir / "logs" / "driver.log", level="INFO")
+    logger.add(sys.stderr, level="WARNING", format="{level}: {message}")
+    os.environ["TQDM_DISABLE"] = "1"
+
+
+def run(settings: Mapping[str, Any]) -> None:
+    """Train. Returns when all steps are done; raises when the run failed."""
+    if int(settings["cluster"]["gpus_per_node"]) == 0:
+        from recipes.cpu.experiment import run_on_cpu
+
+        run_on_cpu(settings)
+        return
+    import ray
+    from skyrl.train.utils.utils import initialize_ray
+
+    log_to_file(Path(settings["paths"]["run_dir"]))
+    cfg = skyrl_config(settings)
+    validate_cfg(cfg)
+    initialize_ray(cfg)
+    exp = SweExp(cfg, settings)
+    try:
+        exp.run()
+    finally:
+        exp.close()
+        ray.shutdown()

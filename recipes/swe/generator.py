@@ -1,0 +1,92 @@
+"""SkyRL's generator over our rollouts: a batch of rows in, the same rows with trajectories out.
+
+Each row becomes one request; the rollouts of a step are written to the run's folder before they are
+trained on. Seeds depend on run seed, step, task and repetition only, so a repeated step asks for the
+same samples. Making rows of rollouts is `recipes.swe.output`'s, running them the fan-out's.
+"""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+from skyrl.train.generators.base import (
+    GeneratorInput,
+    GeneratorInterface,
+    GeneratorOutput,
+    TrajectoryID,
+)
+
+from recipes.report.trajectories import write_rollouts
+from recipes.swe.output import to_generator_output
+from recipes.swe.types import Rollout, RolloutRequest, TaskInstance
+
+
+class RunsRollouts(Protocol):
+    """Runs many rollouts at once; `recipes.swe.fanout.Fanout` satisfies it."""
+
+    async def run(self, requests: Sequence[RolloutRequest]) -> list[Rollout]:
+        """Results in the order of the requests."""
+        ...
+
+
+def rollout_seed(run_seed: int, step: int, instance_id: str, repetition: int) -> int:
+    """A seed of 31 bits for one rollout."""
+    text = f"{run_seed}/{step}/{instance_id}/{repetition}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+class SweGenerator(GeneratorInterface):
+    """What SkyRL's trainer calls each step."""
+
+    def __init__(
+        self,
+        fanout: RunsRollouts,
+        tasks: Mapping[str, TaskInstance],
+        *,
+        run_dir: Path,
+        seed: int,
+        pad_token_id: int,
+    ) -> None:
+        """`tasks` by instance id; the ids of input rows must be among them."""
+        self._fanout = fanout
+        self._tasks = tasks
+        self._run_dir = run_dir
+        self._seed = seed
+        self._pad_token_id = pad_token_id
+
+    async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
+        """One rollout per row; order and length kept."""
+        metadata, trajectory_ids = input_batch["batch_metadata"], input_batch["trajectory_ids"]
+        assert metadata is not None and trajectory_ids is not None, "SkyRL's trainer always sets both"
+        sampling = input_batch["sampling_params"] or {}
+        phase = "" if metadata.training_phase == "train" else f"{metadata.training_phase}/"
+        requests = [self._request(row, metadata.global_step, phase, sampling) for row in trajectory_ids]
+        psutil.cpu_percent()
+        started = time.monotonic()
+        rollouts = await self._fanout.run(requests)
+        seconds = time.monotonic() - started
+        extra = {
+            "environment/cpu_util_mean": psutil.cpu_percent() / 100,
+            "environment/rollouts_per_s_mean": len(rollouts) / seconds if seconds else 0.0,
+        }
+        write_rollouts(self._run_dir / "eval" if phase else self._run_dir, metadata.global_step, rollouts)
+        return to_generator_output(
+            rollouts,
+            pad_token_id=self._pad_token_id,
+            trajectory_ids=trajectory_ids,
+            extra_metrics=extra,
+        )
+
+    def _request(
+        self, row: TrajectoryID, step: int, phase: str, sampling: Mapping[str, float]
+    ) -> RolloutRequest:
+        return RolloutRequest(
+            trajectory_id=f"{phase}step{step:04d}/{row.instance_id}/{row.repetition_id}",
+            task=self._tasks[row.instance_id],
+            temperature=float(sampling.get("temperature", 1.0)),
+            top_p=float(sampling.get("top_p", 1.0)),
+            seed=rollout_seed(self._seed, step, row.instance_id, row.repetition_id),
+        )
