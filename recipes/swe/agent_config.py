@@ -5,8 +5,10 @@ names, types and ranges itself and reports every problem at once. A key `swe_age
 SWE-agent config whose prompts and settings then replace those of the file.
 """
 
+import logging
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +22,8 @@ from recipes.swe.prompts import (
     TIMEOUT_VARIABLES,
     template_problem,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class AgentConfigError(ValueError):
@@ -68,6 +72,8 @@ class AgentConfig:
     """Lines shown above and below an edit."""
     show_exit_status: bool = True
     """Whether a command's non-zero exit status is told."""
+    shell_env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Variables exported in the shell before the first turn."""
     allow_multiple_calls: bool = False
     """Run the first of several calls in a response, rather than refuse it."""
 
@@ -84,15 +90,18 @@ class AgentConfig:
             # Imported here: that module builds on this one.
             from recipes.swe.swe_agent_yaml import read_swe_agent_yaml
 
-            values |= read_swe_agent_yaml(Path(source)).values
-        known = {field.name: field for field in fields(cls)}
+            settings = read_swe_agent_yaml(Path(source))
+            values |= settings.values
+            for warning in settings.warnings:
+                logger.warning("%s: %s", source, warning)
+        known = {one.name: one for one in fields(cls)}
         problems = [f"agent.{name}: unknown key" for name in values if name not in known]
         required = ("name", "system_template", "instance_template")
         problems += [f"agent.{name}: missing" for name in required if name not in values]
         accepted: dict[str, Any] = {}
         for name, value in values.items():
             if name in known:
-                accepted[name], problem = _checked(value, str(known[name].type), f"agent.{name}")
+                accepted[name], problem = _checked(value, known[name].type, f"agent.{name}")
                 problems += problem
         if problems:
             raise AgentConfigError(problems)
@@ -115,6 +124,8 @@ class AgentConfig:
             problems.append("agent.max_context_tokens: must be above min_response_tokens")
         if self.observation_limit_chars < 100:
             problems.append("agent.observation_limit_chars: must be at least 100")
+        bad_names = [name for name in self.shell_env if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)]
+        problems += [f"agent.shell_env: {name!r} cannot name a variable" for name in bad_names]
         if self.snippet_lines < 0:
             problems.append("agent.snippet_lines: must not be negative")
         return problems
@@ -132,11 +143,16 @@ class AgentConfig:
         return [f"agent.{name}: {problem}" for name, problem in found if problem]
 
 
-def _checked(value: Any, kind: str, name: str) -> tuple[Any, list[str]]:
+def _checked(value: Any, kind: Any, name: str) -> tuple[Any, list[str]]:
     """The value as its field's type, and what is wrong with it."""
-    if kind.endswith("float'>") or kind == "float":
-        good = isinstance(value, int | float) and not isinstance(value, bool)
-        return (float(value) if good else value), [] if good else [f"{name}: must be a number, not {value!r}"]
-    expected = {"int": int, "str": str, "bool": bool}[kind.removeprefix("<class '").removesuffix("'>")]
-    good = isinstance(value, expected) and (expected is bool or not isinstance(value, bool))
-    return value, [] if good else [f"{name}: must be {expected.__name__}, not {value!r}"]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is float:
+        return (float(value) if number else value), [] if number else [f"{name}: must be a number, not {value!r}"]
+    if kind is int:
+        good = number and isinstance(value, int)
+        return value, [] if good else [f"{name}: must be a whole number, not {value!r}"]
+    if kind in (str, bool):
+        good = isinstance(value, kind)
+        return value, [] if good else [f"{name}: must be {kind.__name__}, not {value!r}"]
+    good = isinstance(value, Mapping) and all(isinstance(v, str) for pair in value.items() for v in pair)
+    return value, [] if good else [f"{name}: must map names to strings, not {value!r}"]

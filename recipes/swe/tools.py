@@ -4,6 +4,7 @@
 sandbox does wrong is raised (SandboxError), so that the two are never mixed up.
 """
 
+import shlex
 from dataclasses import dataclass
 from typing import Self
 
@@ -38,7 +39,11 @@ class ToolBox:
         editor = Editor(
             sandbox, workdir=workdir, snippet_lines=config.snippet_lines, timeout_s=config.command_timeout_s
         )
-        return cls(await sandbox.open_session(), editor, config)
+        session = await sandbox.open_session()
+        if config.shell_env:
+            pairs = " ".join(f"{name}={shlex.quote(value)}" for name, value in config.shell_env.items())
+            await session.run(f"export {pairs}", timeout_s=config.command_timeout_s)
+        return cls(session, editor, config)
 
     async def run(self, call: ToolCall, *, timeout_s: float) -> ToolResult:
         """Carry out one call; a command gets at most `timeout_s`."""
