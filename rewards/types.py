@@ -31,11 +31,19 @@ class GradingExecResult(Protocol):
     """The part of a command's result that grading reads."""
 
     @property
-    def output(self) -> bytes: ...
+    def output(self) -> bytes:
+        """stdout and stderr as written, capped."""
+        ...
+
     @property
-    def exit_status(self) -> int | None: ...
+    def exit_status(self) -> int | None:
+        """0-255; None when timed out."""
+        ...
+
     @property
-    def timed_out(self) -> bool: ...
+    def timed_out(self) -> bool:
+        """True when the timeout ended it."""
+        ...
 
 
 class GradingSandbox(Protocol):
@@ -50,11 +58,17 @@ class GradingSandbox(Protocol):
         cwd: str | None = None,
         stdin: bytes = b"",
         output_limit_bytes: int | None = None,
-    ) -> GradingExecResult: ...
+    ) -> GradingExecResult:
+        """Run one program without a shell."""
+        ...
 
-    async def read_file(self, path: str, *, limit_bytes: int = ...) -> bytes: ...
+    async def read_file(self, path: str, *, limit_bytes: int = ...) -> bytes:
+        """Read a regular file; FileNotFoundError, IsADirectoryError, PermissionError or ValueError."""
+        ...
 
-    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None: ...
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Create or replace a file."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
