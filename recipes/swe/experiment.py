@@ -6,18 +6,20 @@ this module loads SkyRL, Ray and torch.
 """
 
 import asyncio
-import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from loguru import logger
+from skyrl.train import trainer as trainer_module
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.entrypoints.main_base import BasePPOExp
 from skyrl.train.utils import validate_cfg
 from skyrl.train.utils.callbacks import CallbackInput, TrainingCallback, TrainingControl
 from skyrl.train.utils.tracking import Tracking
+from tqdm import tqdm
 
 from recipes.report.metrics import FILE_NAME, MetricsFile
 from recipes.report.progress import progress_line
@@ -129,6 +131,7 @@ class SweExp(BasePPOExp):
         """SkyRL's trainer with our exclusions and checks."""
         kwargs.setdefault("callbacks", []).append(DropRepeatedSteps())
         trainer = self.trainer_class(**kwargs)
+        log_to_file(self.run_dir)  # SkyRL's trainer sets its own handlers when it is made
         trainer.max_failed_share = float(self.settings["trainer"]["max_failed_share"])
         trainer.logprob_tolerance = self.logprob_tolerance
         return trainer
@@ -162,12 +165,12 @@ def skyrl_config(settings: Mapping[str, Any]) -> SkyRLTrainConfig:
 
 
 def log_to_file(run_dir: Path) -> None:
-    """Send SkyRL's log to `logs/driver.log`; only warnings reach the terminal."""
+    """Send SkyRL's log to `logs/driver.log`; only warnings reach the terminal, and no progress bar."""
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     logger.remove()
     logger.add(run_dir / "logs" / "driver.log", level="INFO")
     logger.add(sys.stderr, level="WARNING", format="{level}: {message}")
-    os.environ["TQDM_DISABLE"] = "1"
+    trainer_module.tqdm = partial(tqdm, disable=True)
 
 
 def run(settings: Mapping[str, Any]) -> None:

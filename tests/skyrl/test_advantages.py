@@ -1,0 +1,115 @@
+"""Failed rollouts leave loss and group statistics, checked against numbers worked out by hand.
+
+The trainer's own method runs on a real TrainingInputBatch, down to SkyRL's estimator; only the parts of
+the trainer that need processes are left out.
+"""
+
+import math
+
+import pytest
+import torch
+from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
+from skyrl.train.config import SkyRLTrainConfig
+
+from recipes.swe.advantages import (
+    LOGPROB_DIFF,
+    LogprobMismatchError,
+    SweTrainer,
+    TooManyFailuresError,
+    check_logprobs,
+    excluded_rows,
+    separate_uids,
+)
+
+
+def bare_trainer() -> SweTrainer:
+    trainer = SweTrainer.__new__(SweTrainer)
+    trainer.cfg = SkyRLTrainConfig()
+    trainer.all_metrics = {}
+    trainer.global_step = 3
+    return trainer
+
+
+def batch(rewards: list[float], masks: list[list[int]], uids: list[str]) -> TrainingInputBatch:
+    mask = torch.tensor(masks)
+    token_rewards = torch.zeros(mask.shape)
+    token_rewards[:, -1] = torch.tensor(rewards)
+    data = TrainingInputBatch(
+        {
+            "sequences": torch.ones(mask.shape, dtype=torch.long),
+            "response_mask": torch.ones(mask.shape),
+            "loss_mask": mask,
+            "rewards": token_rewards,
+            "values": None,
+        }
+    )
+    data.metadata = {"uids": uids, "avg_response_length": 2.0}
+    return data
+
+
+def test_failed_rows_do_not_shift_their_siblings():
+    # Group a: healthy rewards 1, 0, 0 and a failed row. Mean 1/3, sample standard deviation 1/sqrt(3).
+    data = batch([1, 0, 0, 0, 1, 0], [[1, 1], [1, 1], [0, 1], [0, 0], [1, 1], [1, 1]], list("aaaabb"))
+    result = bare_trainer().compute_advantages_and_returns(data)
+    std = 1 / math.sqrt(3)
+    expected_a = [(1 - 1 / 3) / (std + 1e-6), (-1 / 3) / (std + 1e-6), (-1 / 3) / (std + 1e-6), 0.0]
+    half = 0.5 / (math.sqrt(0.5) + 1e-6)
+    assert result["advantages"][:, 0].tolist() == pytest.approx([*expected_a, half, -half], rel=1e-5)
+    assert result["loss_mask"].tolist() == [[1, 1], [1, 1], [0, 1], [0, 0], [1, 1], [1, 1]]
+    assert result.metadata["uids"] == list("aaaabb")
+    # With the failed row counted as reward 0, as SkyRL alone does it, the numbers would differ.
+    assert result["advantages"][0, 0].item() != pytest.approx(0.75 / (0.5 + 1e-6), rel=1e-3)
+
+
+def test_a_group_with_one_healthy_row_is_dropped_whole():
+    data = batch([1, 0, 1, 0], [[1, 1], [0, 0], [1, 1], [1, 1]], list("aabb"))
+    result = bare_trainer().compute_advantages_and_returns(data)
+    assert result["advantages"][:2].abs().sum().item() == 0
+    assert result["loss_mask"][:2].sum().item() == 0
+    half = 0.5 / (math.sqrt(0.5) + 1e-6)
+    assert result["advantages"][2:, 0].tolist() == pytest.approx([half, -half], rel=1e-5)
+
+
+def test_without_failures_nothing_changes():
+    data = batch([1, 0, 1, 1], [[1, 1]] * 4, list("aabb"))
+    result = bare_trainer().compute_advantages_and_returns(data)
+    assert result["advantages"][2:].abs().sum().item() == pytest.approx(0, abs=1e-5)  # all equal
+    assert result["loss_mask"].sum().item() == 8
+
+
+def test_excluded_rows_and_names():
+    masks = torch.tensor([[1], [0], [1], [1], [0]])
+    assert excluded_rows(masks, list("aabbb")) == [True, True, False, False, True]
+    assert separate_uids(list("ab"), [True, False]) == ["a#excluded0", "b"]
+
+
+def output(masks: list[list[int]], rewards: list[float]) -> dict[str, object]:
+    return {
+        "prompt_token_ids": [[1]] * len(masks),
+        "response_ids": [[2] * len(mask) for mask in masks],
+        "loss_masks": masks,
+        "rewards": rewards,
+        "stop_reasons": ["submitted" if any(mask) else "failed_node" for mask in masks],
+        "rollout_logprobs": None,
+    }
+
+
+def test_reward_metrics_are_over_healthy_rollouts():
+    trainer = bare_trainer()
+    trainer.cfg.generator.n_samples_per_prompt = 4
+    result, uids = trainer.postprocess_generator_output(output([[1], [1], [1], [0]], [1.0, 1.0, 0.0, 0.0]), list("aaaa"))
+    assert trainer.all_metrics["reward/avg_raw_reward"] == pytest.approx(2 / 3)
+    assert len(result["rewards"]) == len(uids) == 4
+
+
+def test_a_step_of_failures_stops_the_run():
+    with pytest.raises(TooManyFailuresError, match="3 of 4.*failed_node"):
+        bare_trainer().postprocess_generator_output(output([[1], [0], [0], [0]], [1.0, 0, 0, 0]), list("aaaa"))
+
+
+def test_the_logprob_check():
+    check_logprobs({LOGPROB_DIFF: 9e-4}, 1e-3)
+    check_logprobs({LOGPROB_DIFF: 0.2}, None)
+    check_logprobs({}, 1e-3)
+    with pytest.raises(LogprobMismatchError, match="1.00e-03"):
+        check_logprobs({LOGPROB_DIFF: 1e-3}, 1e-3)

@@ -1,0 +1,104 @@
+"""Rows rebuilt from recorded turns, byte for byte, and what happens to failed rollouts."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipes.swe.output import HistoryError, to_generator_output, trajectory_row
+from recipes.swe.types import Failure, Rollout, Trajectory, Turn
+from rewards.types import RewardResult
+
+PAD = 0
+tokens = st.lists(st.integers(1, 999), min_size=1, max_size=6).map(tuple)
+
+
+def make_turn(prompt: tuple[int, ...], response: tuple[int, ...], logprobs: tuple[float, ...]) -> Turn:
+    return Turn(prompt, response, logprobs, "stop", "text", "call", "shown")
+
+
+def make_rollout(name: str, turns: tuple[Turn, ...], reward: float = 1.0) -> Rollout:
+    return Rollout(
+        f"step0001/{name}",
+        name.split("/")[0],
+        Trajectory(turns, "", "submitted"),
+        RewardResult(reward, reward == 1.0, reward, 0),
+        {"llm": 1.0, "env": 0.5, "grade": 0.5},
+    )
+
+
+FAILED = Rollout("step0001/a/9", "a", None, None, failure=Failure("sandbox", "lost"), attempts=2)
+
+
+@given(first=tokens, pieces=st.lists(st.tuples(tokens, tokens), min_size=1, max_size=5), data=st.data())
+def test_a_row_is_exactly_what_was_sent_and_sampled(first, pieces, data):
+    prompt, turns, expected_mask, expected_logprobs = first, [], [], []
+    for number, (response, shown) in enumerate(pieces):
+        logprobs = tuple(
+            data.draw(st.floats(-20, 0, width=32)) for _ in response
+        )
+        turns.append(make_turn(prompt, response, logprobs))
+        expected_mask += [1] * len(response)
+        expected_logprobs += logprobs
+        if number < len(pieces) - 1:
+            prompt = prompt + response + shown
+            expected_mask += [0] * len(shown)
+            expected_logprobs += [0.0] * len(shown)
+    row = trajectory_row(Trajectory(tuple(turns), "", "submitted"), 1.0)
+    last = turns[-1]
+    assert tuple(row.prompt_ids + row.response_ids) == last.prompt_ids + last.response_ids
+    assert row.prompt_ids == list(first)
+    assert row.loss_mask == expected_mask
+    assert row.logprobs == expected_logprobs
+    sampled = [t for t, m in zip(row.response_ids, row.loss_mask, strict=True) if m]
+    assert sampled == [t for turn in turns for t in turn.response_ids]
+
+
+def test_a_prompt_that_does_not_extend_the_last_is_refused():
+    turns = (make_turn((1, 2), (3,), (-0.1,)), make_turn((1, 2, 4, 5), (6,), (-0.1,)))
+    with pytest.raises(HistoryError, match="turn 2"):
+        trajectory_row(Trajectory(turns, "", "submitted"), 0.0)
+
+
+def test_ids_without_logprobs_are_refused():
+    with pytest.raises(HistoryError, match="logprobs"):
+        trajectory_row(Trajectory((make_turn((1,), (2, 3), (-0.1,)),), "", "submitted"), 0.0)
+
+
+def test_failed_rollouts_keep_order_and_length():
+    good = make_rollout("a/0", (make_turn((1, 2), (3, 4), (-0.5, -0.25)),))
+    ungraded = replace(good, reward=None)
+    empty = replace(good, trajectory=Trajectory((), "", "time"))
+    output = to_generator_output([good, FAILED, ungraded, good, empty], pad_token_id=PAD)
+    assert output["response_ids"] == [[3, 4], [PAD], [PAD], [3, 4], [PAD]]
+    assert output["prompt_token_ids"] == [[1, 2], [PAD], [PAD], [1, 2], [PAD]]
+    assert output["loss_masks"] == [[1, 1], [0], [0], [1, 1], [0]]
+    assert output["rewards"] == [1.0, 0.0, 0.0, 1.0, 0.0]
+    assert output["rollout_logprobs"] == [[-0.5, -0.25], [0.0], [0.0], [-0.5, -0.25], [0.0]]
+    assert output["stop_reasons"] == ["submitted", "failed_sandbox", "failed_failed", "submitted", "failed_failed"]
+
+
+def test_metrics_count_failures_and_leave_them_out_of_means():
+    good = make_rollout("a/0", (make_turn((1,), (2,), (-0.5,)),))
+    bad = make_rollout("b/0", (make_turn((1,), (2,), (-0.5,)), make_turn((1, 2, 3), (4,), (-1.0,))), reward=0.0)
+    metrics = to_generator_output([good, good, bad, FAILED], pad_token_id=PAD)["rollout_metrics"]
+    assert metrics is not None
+    assert metrics["environment/num_rollouts"] == 4
+    assert metrics["environment/num_fail_sandbox"] == 1
+    assert metrics["environment/num_fail_node"] == 0
+    assert metrics["environment/infra_failure_rate_mean"] == 0.25
+    assert metrics["environment/resolved_mean"] == pytest.approx(2 / 3)
+    assert metrics["environment/turns_mean"] == pytest.approx(4 / 3)
+    assert metrics["environment/num_end_submitted"] == 3
+    assert metrics["environment/group_excluded_mean"] == 0.5  # b has one healthy rollout
+    assert metrics["generate/trajectory_time_llm_mean"] == 1.0
+    for name in metrics:
+        kind = name.rsplit("/", 1)[1]
+        assert name.startswith("generate/") or kind.startswith("num_") or kind.endswith("_mean"), name
+
+
+def test_a_batch_that_failed_whole_is_still_a_batch():
+    output = to_generator_output([FAILED, FAILED], pad_token_id=PAD)
+    assert output["loss_masks"] == [[0], [0]]
+    assert output["rollout_metrics"] is not None
