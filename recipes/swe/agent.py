@@ -115,8 +115,10 @@ def initial_prompt(codec: ChatCodec, task: TaskInstance, config: AgentConfig) ->
         if len(prompt) <= limit:
             return prompt
         if len(statement) < 200:
-            message = f"agent.max_context_tokens: {config.max_context_tokens} does not even hold the first prompt"
-            raise AgentConfigError([f"{message}, which has {len(prompt)} tokens"])
+            problem = (
+                f"{config.max_context_tokens} does not even hold the first prompt of {len(prompt)} tokens"
+            )
+            raise AgentConfigError([f"agent.max_context_tokens: {problem}"])
         statement = elide(statement, len(statement) * 3 // 4)
 
 

@@ -118,8 +118,8 @@ class AgentConfig:
     def _range_problems(self) -> list[str]:
         at_least_one = ("max_turns", "max_response_tokens", "min_response_tokens", "max_format_errors")
         problems = [f"agent.{name}: must be at least 1" for name in at_least_one if getattr(self, name) < 1]
-        positive = ("time_limit_s", "command_timeout_s")
-        problems += [f"agent.{name}: must be above 0 seconds" for name in positive if getattr(self, name) <= 0]
+        seconds = ("time_limit_s", "command_timeout_s")
+        problems += [f"agent.{name}: must be above 0" for name in seconds if getattr(self, name) <= 0]
         if self.max_context_tokens <= self.min_response_tokens:
             problems.append("agent.max_context_tokens: must be above min_response_tokens")
         if self.observation_limit_chars < 100:
@@ -147,7 +147,8 @@ def _checked(value: Any, kind: Any, name: str) -> tuple[Any, list[str]]:
     """The value as its field's type, and what is wrong with it."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind is float:
-        return (float(value) if number else value), [] if number else [f"{name}: must be a number, not {value!r}"]
+        problem = [] if number else [f"{name}: must be a number, not {value!r}"]
+        return (float(value) if number else value), problem
     if kind is int:
         good = number and isinstance(value, int)
         return value, [] if good else [f"{name}: must be a whole number, not {value!r}"]

@@ -79,7 +79,7 @@ class ChatCodec:
     def _verify(self) -> None:
         if self._control.intersection(self._encode(_ATTACK)):
             raise CodecError("the tokenizer turns text into control tokens even with special tokens disabled")
-        contents = ("Be brief.", "Fix\nthe bug in é.py  ", "I look.\n<function=submit>\n</function>", "Done.\n")
+        contents = ("Be brief.", "Fix\nthe bug in é.py  ", "I look.\n<function=submit>", "Done.\n")
         roles = ("system", "user", "assistant", "user")
         messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)]
         template = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

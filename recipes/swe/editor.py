@@ -83,7 +83,7 @@ class Editor:
         first, last = view_range if isinstance(view_range, tuple) else (1, len(lines))
         last = len(lines) if last == -1 else last
         if not 1 <= first <= len(lines):
-            raise EditError(f"the first line of `view_range` must be between 1 and {len(lines)}, not {first}.")
+            raise EditError(f"`view_range` must start between 1 and {len(lines)}, not at {first}.")
         if last < first:
             raise EditError(f"`view_range` ends ({last}) before it begins ({first}).")
         return numbered(lines[first - 1 : last], first, path)
@@ -92,7 +92,8 @@ class Editor:
         argv = ["find", path, "-maxdepth", "2", "-not", "-path", "*/.*"]
         result = await self._sandbox.exec(argv, timeout_s=self._timeout_s)
         names = "\n".join(sorted(result.text.splitlines()))
-        return f"Here's the files and directories up to 2 levels deep in {path}, excluding hidden items:\n{names}"
+        what = f"Here's the files and directories up to 2 levels deep in {path}, excluding hidden items"
+        return f"{what}:\n{names}"
 
     async def _create(self, path: str, text: str) -> str:
         try:
@@ -105,7 +106,7 @@ class Editor:
             raise EditError(f"{path} is a directory.") from None
         except (OSError, ValueError) as error:
             raise EditError(f"cannot create {path}: {_reason(error)}.") from error
-        raise EditError(f"{path} exists already; `create` does not overwrite. Use `str_replace` to change it.")
+        raise EditError(f"{path} exists already, and `create` does not overwrite; use `str_replace`.")
 
     async def _str_replace(self, path: str, arguments: Mapping[str, Value]) -> str:
         file = await self._read_text(path)
@@ -121,7 +122,7 @@ class Editor:
             raise EditError(f"`old_str` does not occur verbatim in {path}; nothing was changed.{hint}")
         if len(found) > 1:
             at = ", ".join(str(file.text.count("\n", 0, start) + 1) for start in found[:20])
-            raise EditError(f"`old_str` occurs more than once, at lines {at}; make it unique. Nothing was changed.")
+            raise EditError(f"`old_str` is not unique, it occurs at lines {at}; nothing was changed.")
         start = found[0]
         text = file.text[:start] + new + file.text[start + len(old) :]
         await self._edit(path, file, text)

@@ -19,7 +19,9 @@ from types import MappingProxyType
 from typing import Literal
 
 Value = str | int | tuple[int, int]
-ErrorCode = Literal["missing", "multiple", "unclosed", "invalid_command", "missing_arg", "unexpected_arg", "bad_arg"]
+ErrorCode = Literal[
+    "missing", "multiple", "unclosed", "invalid_command", "missing_arg", "unexpected_arg", "bad_arg"
+]
 
 
 class FormatError(Exception):
@@ -92,7 +94,7 @@ def parse(response: str, *, allow_multiple: bool = False) -> ToolCall:
         raise FormatError("multiple", "Your response has more than one function call; give exactly one.")
     name = ALIASES.get(opening.group(1).strip(), opening.group(1).strip())
     if name not in TOOLS:
-        raise FormatError("invalid_command", f"There is no function `{name}`; use one of: {', '.join(TOOLS)}.")
+        raise FormatError("invalid_command", f"There is no function `{name}`, only: {', '.join(TOOLS)}.")
     thought = (response[: opening.start()] + response[end:]).strip()
     return ToolCall(name, _check(name, raw), thought)
 
@@ -150,6 +152,6 @@ def _convert(parameter: Parameter, text: str) -> Value:
     if parameter.kind == "range":
         match = _RANGE.fullmatch(text.strip())
         if match is None or max(len(match.group(1)), len(match.group(2))) > 10:
-            raise FormatError("bad_arg", f"`{parameter.name}` must look like [first, last], not `{text[:80]}`.")
+            raise FormatError("bad_arg", f"`{parameter.name}` must look like [1, 9], not `{text[:80]}`.")
         return int(match.group(1)), int(match.group(2))
     return text

@@ -41,7 +41,13 @@ class VllmPolicy:
         self._http: Any = None
 
     async def sample(
-        self, prompt_ids: tuple[int, ...], *, max_tokens: int, temperature: float, top_p: float, seed: int | None
+        self,
+        prompt_ids: tuple[int, ...],
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int | None,
     ) -> Completion:
         """Sample one response. Raises ProviderError."""
         sampling: dict[str, Any] = {
@@ -109,7 +115,13 @@ class ScriptedPolicy:
         self._texts = iter(texts)
 
     async def sample(
-        self, prompt_ids: tuple[int, ...], *, max_tokens: int, temperature: float, top_p: float, seed: int | None
+        self,
+        prompt_ids: tuple[int, ...],
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int | None,
     ) -> Completion:
         """The next text; ProviderError after the last one."""
         del prompt_ids, temperature, top_p, seed

@@ -7,8 +7,7 @@ neither Ray nor SkyRL.
 """
 
 import asyncio
-import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -43,16 +42,18 @@ class Grade(Protocol):
 class Verdicts(Protocol):
     """Remembers verdicts; `rewards.cache.GradeCache` satisfies it."""
 
-    def get(self, task_id: str, patch: str) -> RewardResult | None: ...
-
-    def put(self, task_id: str, patch: str, result: RewardResult) -> None: ...
+    async def get(
+        self, task_id: str, patch: str, grade: Callable[[], Awaitable[RewardResult]]
+    ) -> RewardResult:
+        """The known verdict, or that of `grade`; equal patches that come at once are graded once."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLimits:
     """What rollouts on one machine may use."""
 
-    sandbox: Limits = Limits()
+    sandbox: Limits = field(default_factory=Limits)
     """Of each sandbox."""
     max_concurrent: int = 8
     """Rollouts that hold a sandbox at once."""
@@ -103,7 +104,6 @@ class RolloutRunner:
         self._limits = limits
         self._slots = asyncio.Semaphore(limits.max_concurrent)
         self._grading_slots = asyncio.Semaphore(limits.max_grading)
-        self._grading: dict[str, asyncio.Lock] = {}
 
     async def run(self, request: RolloutRequest) -> Rollout:
         """One rollout. Its wall time starts when it gets a slot; waiting for one is not part of it."""
@@ -152,21 +152,10 @@ class RolloutRunner:
             )
 
     async def _verdict(self, task: TaskInstance, patch: str, clock: StageClock) -> RewardResult:
-        """Grade, once per distinct patch: the same patch of another rollout is waited for."""
         clock.switch("grade")
         if self._verdicts is None:
             return await self._run_tests(task, patch, clock)
-        key = hashlib.sha256(f"{task.instance_id}\0{patch}".encode("utf-8", "surrogatepass")).hexdigest()
-        lock = self._grading.setdefault(key, asyncio.Lock())
-        try:
-            async with lock:
-                result = self._verdicts.get(task.instance_id, patch)
-                if result is None:
-                    result = await self._run_tests(task, patch, clock)
-                    self._verdicts.put(task.instance_id, patch, result)
-                return result
-        finally:
-            self._grading.pop(key, None)
+        return await self._verdicts.get(task.instance_id, patch, lambda: self._run_tests(task, patch, clock))
 
     async def _run_tests(self, task: TaskInstance, patch: str, clock: StageClock) -> RewardResult:
         tests = task.tests

@@ -120,14 +120,16 @@ def _templates(section: Mapping[str, Any], settings: SweAgentSettings) -> None:
 def _tools(section: Mapping[str, Any], settings: SweAgentSettings) -> None:
     parser = (section.get("parse_function") or {}).get("type", "function_calling")
     if parser != "xml_function_calling":
-        settings.errors.append(f"agent.tools.parse_function.type {parser} is not supported: xml_function_calling is")
+        settings.errors.append(
+            f"agent.tools.parse_function: {parser} is not supported, xml_function_calling is"
+        )
     for key, value in section.items():
         if key == "bundles":
             names = [Path(str(bundle.get("path", ""))).name for bundle in value or []]
             unknown = [name for name in names if name not in BUNDLES]
             settings.errors += [f"agent.tools.bundles: {name} is not supported" for name in unknown]
             if "review_on_submit_m" in names:
-                settings.warnings.append("agent.tools.bundles: submit ends the work, without a review before it")
+                settings.warnings.append("agent.tools.bundles: submit ends the work without a review")
         elif key == "env_variables":
             settings.values["shell_env"] = {str(name): str(text) for name, text in (value or {}).items()}
         elif key == "execution_timeout":
@@ -153,7 +155,7 @@ def _model(section: Mapping[str, Any], settings: SweAgentSettings) -> None:
         settings.values["max_turns"] = section["per_instance_call_limit"]
     ignored = [key for key in section if key != "per_instance_call_limit"]
     if ignored:
-        settings.warnings.append(f"agent.model: {', '.join(ignored)} come from the policy and trainer groups here")
+        settings.warnings.append(f"agent.model: {', '.join(ignored)} are set in other groups here")
 
 
 def _history_processors(section: Any, settings: SweAgentSettings) -> None:
@@ -161,4 +163,4 @@ def _history_processors(section: Any, settings: SweAgentSettings) -> None:
         kind = processor.get("type")
         if kind == "cache_control":
             continue  # About a provider's billing.
-        settings.warnings.append(f"agent.history_processors: {kind} is not supported yet, the whole history is kept")
+        settings.warnings.append(f"agent.history_processors: no {kind} yet, the whole history is kept")

@@ -1,5 +1,6 @@
 """A real, tiny Qwen2 tokenizer, trained here, with Qwen2.5's own chat template or a plain ChatML one."""
 
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ PLAIN_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 DEFAULT_SYSTEM_TEMPLATE = (
-    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nYou are helpful.<|im_end|>\\n' }}{% endif %}"
+    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nBe nice.<|im_end|>\\n' }}{% endif %}"
     + PLAIN_TEMPLATE
 )
 """As Qwen2.5's does, it adds a system message where there is none."""
@@ -38,9 +39,9 @@ def make_tokenizer(template: str = PLAIN_TEMPLATE) -> Any:
     trainer = trainers.BpeTrainer(
         vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    learner.train_from_iterator(["system\nuser\nassistant\n def add(a, b):\n    return a + b\n\n" * 9], trainer)
-    import json
-
+    learner.train_from_iterator(
+        ["system\nuser\nassistant\n def add(a, b):\n    return a + b\n\n" * 9], trainer
+    )
     model = json.loads(learner.to_str())["model"]
     return Qwen2Tokenizer(vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]], **options)
 

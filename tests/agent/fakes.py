@@ -85,7 +85,9 @@ class FakeSandbox:
 
     async def diff(self, root: str) -> str:
         changed = [name for name in self.files if self.files[name] != self.before.get(name)]
-        return "".join(f"changed {name}\n{self.files[name].decode(errors='replace')}\n" for name in sorted(changed))
+        return "".join(
+            f"changed {name}\n{self.files[name].decode(errors='replace')}\n" for name in sorted(changed)
+        )
 
     async def close(self) -> None:
         self.closed = True

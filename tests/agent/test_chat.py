@@ -52,7 +52,9 @@ def test_content_cannot_hold_control_tokens(codec: ChatCodec, tokenizer: Any, pl
         }[place]
         for text in ("x", ATTACK)
     )
-    control = {tokenizer.convert_tokens_to_ids(name) for name in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")}
+    control = {
+        tokenizer.convert_tokens_to_ids(name) for name in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+    }
     assert [i for i in attacked if i in control] == [i for i in benign if i in control]
     assert ATTACK in tokenizer.decode(list(attacked))
 
@@ -80,7 +82,7 @@ def test_a_default_system_message_does_no_harm() -> None:
     "template",
     [
         "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}",
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}",
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m.content|trim }}<|im_end|>\n{% endfor %}",
     ],
 )
 def test_other_layouts_are_refused(template: str) -> None:

@@ -33,7 +33,11 @@ def test_any_text_parses_or_raises_format_error(text: str) -> None:
         assert call.name in TOOLS
 
 
-@given(st.lists(st.sampled_from(["<function=bash>", "<parameter=command>", "</parameter>", "</function>", "\n", "x"])))
+@given(
+    st.lists(
+        st.sampled_from(["<function=bash>", "<parameter=command>", "</parameter>", "</function>", "\n", "x"])
+    )
+)
 def test_any_order_of_tags_parses_or_raises_format_error(parts: list[str]) -> None:
     try:
         parse("".join(parts))
@@ -58,7 +62,10 @@ def test_names_of_other_agents() -> None:
 
 def test_typed_values() -> None:
     view = "<function=str_replace_editor><parameter=command> view </parameter><parameter=path>/a</parameter>"
-    assert parse(f"{view}<parameter=view_range>[3, -1]</parameter></function>").arguments["view_range"] == (3, -1)
+    assert parse(f"{view}<parameter=view_range>[3, -1]</parameter></function>").arguments["view_range"] == (
+        3,
+        -1,
+    )
     insert = view.replace(" view ", "insert")
     assert parse(f"{insert}<parameter=insert_line>0</parameter></function>").arguments["insert_line"] == 0
 
@@ -83,9 +90,21 @@ EDITOR = "<function=str_replace_editor>\n<parameter=command>view</parameter>\n"
         ("<function=python>\n</function>", "invalid_command", "bash, str_replace_editor, submit"),
         ("<function=submit>\n<parameter=x>1</parameter>\n</function>", "unexpected_arg", "no parameters"),
         (f"{EDITOR}</function>", "missing_arg", "path"),
-        (f"{EDITOR}<parameter=path>/a</parameter><parameter=path>/b</parameter></function>", "bad_arg", "twice"),
-        (f"{EDITOR}<parameter=path>/a</parameter><parameter=view_range>1-2</parameter></function>", "bad_arg", "["),
-        (f"{EDITOR}<parameter=path>/a</parameter><parameter=insert_line>x</parameter></function>", "bad_arg", "x"),
+        (
+            f"{EDITOR}<parameter=path>/a</parameter><parameter=path>/b</parameter></function>",
+            "bad_arg",
+            "twice",
+        ),
+        (
+            f"{EDITOR}<parameter=path>/a</parameter><parameter=view_range>1-2</parameter></function>",
+            "bad_arg",
+            "[",
+        ),
+        (
+            f"{EDITOR}<parameter=path>/a</parameter><parameter=insert_line>x</parameter></function>",
+            "bad_arg",
+            "x",
+        ),
         (
             EDITOR.replace("view", "open") + "<parameter=path>/a</parameter></function>",
             "bad_arg",

@@ -1,0 +1,260 @@
+"""The runner: stages add up, faults of ours are retried once and become data, limits hold."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from recipes.swe.chat import ChatCodec
+from recipes.swe.failures import ProviderError, classify
+from recipes.swe.policy import ScriptedPolicy
+from recipes.swe.rollout import RolloutLimits, RolloutRunner, render
+from recipes.swe.stages import StageClock
+from recipes.swe.types import STAGES, Completion, RolloutRequest
+from rewards.cache import GradeCache
+from rewards.errors import GraderError
+from rewards.types import RewardResult, TestSpec
+from sandbox.errors import CacheError, SandboxLostError, SandboxStartError
+from sandbox.types import Sandbox, SandboxSpec
+from tests.agent.fakes import FakeBackend, FakeCache, FakeSandbox, task
+from tests.agent.test_agent import DEMO, FIX, LS, SUBMIT
+
+SOLVED = RewardResult(1.0, True, 1.0, 0)
+
+
+class Looping(ScriptedPolicy):
+    """One policy for many rollouts: the turn is told from the prompt's length."""
+
+    def __init__(self, codec: ChatCodec, texts: list[str], delay_s: float = 0.0) -> None:
+        super().__init__(codec, [])
+        self._all = [codec.encode_response(text) for text in texts]
+        self._delay_s = delay_s
+        self.errors: list[Exception] = []
+        self.calls = 0
+        self.called = asyncio.Event()
+
+    async def sample(
+        self,
+        prompt_ids: tuple[int, ...],
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int | None,
+    ) -> Completion:
+        self.calls += 1
+        self.called.set()
+        await asyncio.sleep(self._delay_s)
+        if self.errors:
+            raise self.errors.pop(0)
+        turn = prompt_ids.count(self._codec.end_id) // 2 - 1
+        ids = self._all[turn]
+        return Completion(ids, (0.0,) * len(ids), "stop")
+
+
+@dataclass
+class Parts:
+    """A runner with everything around it fake."""
+
+    codec: ChatCodec
+    texts: list[str] = field(default_factory=lambda: [LS, FIX, SUBMIT])
+    limits: RolloutLimits = field(default_factory=RolloutLimits)
+    delay_s: float = 0.0
+    grades: list[RewardResult | Exception] = field(default_factory=list)
+    verdicts: GradeCache | None = None
+
+    def __post_init__(self) -> None:
+        self.policy = Looping(self.codec, self.texts, self.delay_s)
+        self.backend = FakeBackend(lambda: FakeSandbox({"/testbed/a.py": b"return a - b\n"}))
+        self.cache = FakeCache()
+        self.graded: list[str] = []
+        self.grading_now = 0
+        self.most_grading = 0
+
+    async def grade(self, tests: TestSpec, patch: str, sandbox: Sandbox) -> RewardResult:
+        assert await sandbox.read_file("/testbed/a.py") == b"return a - b\n"
+        self.grading_now += 1
+        self.most_grading = max(self.most_grading, self.grading_now)
+        await asyncio.sleep(self.delay_s)
+        self.grading_now -= 1
+        self.graded.append(patch)
+        outcome = self.grades.pop(0) if self.grades else SOLVED
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def runner(self) -> RolloutRunner:
+        return RolloutRunner(
+            self.backend,
+            self.cache,
+            self.policy,
+            self.codec,
+            DEMO,
+            grade=self.grade,
+            verdicts=self.verdicts,
+            limits=self.limits,
+        )
+
+
+async def test_one_rollout(codec: ChatCodec) -> None:
+    parts = Parts(codec, delay_s=0.05)
+    started = time.monotonic()
+    rollout = await parts.runner().run(RolloutRequest("t", task()))
+    wall_s = time.monotonic() - started
+    assert rollout.failure is None
+    assert rollout.reward == SOLVED
+    assert rollout.attempts == 1
+    assert rollout.trajectory is not None
+    assert parts.graded == [rollout.trajectory.patch]
+    assert tuple(rollout.stage_times_s) == STAGES
+    assert sum(rollout.stage_times_s.values()) == pytest.approx(wall_s, abs=0.01)
+    assert rollout.stage_times_s["llm"] >= 0.15
+    assert 0.05 <= rollout.stage_times_s["grade"] < 0.1
+    assert len(parts.backend.opened) == 2
+    assert all(sandbox.closed for sandbox in parts.backend.opened)
+    text = render(rollout, task())
+    for part in ("add() subtracts.", "I look.", "a + b", "solved"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(ProviderError("gone"), "provider"), (SandboxLostError("x"), "sandbox")]
+)
+async def test_a_fault_is_retried_in_a_fresh_sandbox(codec: ChatCodec, error: Exception, kind: str) -> None:
+    parts = Parts(codec)
+    parts.policy.errors = [error]
+    rollout = await parts.runner().run(RolloutRequest("t", task()))
+    assert (rollout.failure, rollout.attempts, rollout.reward) == (None, 2, SOLVED)
+    assert len(parts.backend.opened) == 3
+
+    parts = Parts(codec)
+    parts.policy.errors = [error, error]
+    rollout = await parts.runner().run(RolloutRequest("t", task()))
+    assert rollout.failure is not None
+    assert (rollout.failure.kind, rollout.attempts) == (kind, 2)
+    assert rollout.trajectory is None
+    assert rollout.reward is None
+    assert all(sandbox.closed for sandbox in parts.backend.opened)
+
+
+async def test_a_grader_fault_is_retried_without_the_agent(codec: ChatCodec) -> None:
+    parts = Parts(codec, grades=[GraderError("no report")])
+    rollout = await parts.runner().run(RolloutRequest("t", task()))
+    assert (rollout.failure, rollout.attempts, rollout.reward) == (None, 2, SOLVED)
+    assert parts.policy.calls == 3
+
+    parts = Parts(codec, grades=[GraderError("no report"), GraderError("again")])
+    rollout = await parts.runner().run(RolloutRequest("t", task()))
+    assert rollout.failure is not None
+    assert rollout.failure.kind == "grader"
+    assert rollout.trajectory is not None
+    assert rollout.reward is None
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "kind"),
+    [
+        ("cache", CacheError("missing"), "cache"),
+        ("open", SandboxStartError("no"), "sandbox"),
+        ("open", OSError(28, "No space left on device"), "node"),
+        ("open", ConnectionResetError("helper"), "node"),
+    ],
+)
+async def test_faults_before_the_agent(
+    codec: ChatCodec, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception, kind: str
+) -> None:
+    parts = Parts(codec)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    async def fail_open(spec: SandboxSpec) -> FakeSandbox:
+        raise error
+
+    if where == "cache":
+        monkeypatch.setattr(parts.cache, "ensure", fail)
+    else:
+        monkeypatch.setattr(parts.backend, "open", fail_open)
+    rollout = await parts.runner().run(RolloutRequest("t", task()))
+    assert rollout.failure is not None
+    assert rollout.failure.kind == kind
+    assert (rollout.trajectory, rollout.reward, rollout.attempts) == (None, None, 2)
+
+
+async def test_a_sandbox_that_never_opens(codec: ChatCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts(codec, limits=RolloutLimits(start_timeout_s=0.05))
+
+    async def hang(spec: SandboxSpec) -> FakeSandbox:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    monkeypatch.setattr(parts.backend, "open", hang)
+    rollout = await parts.runner().run(RolloutRequest("t", task()))
+    assert rollout.failure is not None
+    assert rollout.failure.kind == "sandbox"
+
+
+async def test_an_attempt_that_hangs(codec: ChatCodec) -> None:
+    parts = Parts(codec, delay_s=60, limits=RolloutLimits(attempt_timeout_s=0.05))
+    rollout = await parts.runner().run(RolloutRequest("t", task()))
+    assert rollout.failure is not None
+    assert rollout.failure.kind == "provider"
+    assert "stage llm" in rollout.failure.message
+
+
+async def test_programming_errors_propagate(codec: ChatCodec) -> None:
+    parts = Parts(codec)
+    parts.policy.errors = [TypeError("bug")]
+    with pytest.raises(TypeError, match="bug"):
+        await parts.runner().run(RolloutRequest("t", task()))
+    assert all(sandbox.closed for sandbox in parts.backend.opened)
+    assert classify(TypeError("bug"), stage="env") is None
+
+
+async def test_limits_hold(codec: ChatCodec) -> None:
+    parts = Parts(codec, delay_s=0.005, limits=RolloutLimits(max_concurrent=4, max_grading=2))
+    runner = parts.runner()
+    requests = [RolloutRequest(str(number), task(instance_id=f"toy__{number}")) for number in range(20)]
+    rollouts = await asyncio.gather(*(runner.run(request) for request in requests))
+    assert [rollout.trajectory_id for rollout in rollouts] == [str(number) for number in range(20)]
+    assert all(rollout.reward == SOLVED for rollout in rollouts)
+    assert parts.backend.most_open == 4
+    assert parts.most_grading == 2
+
+
+async def test_one_patch_is_graded_once(codec: ChatCodec) -> None:
+    parts = Parts(codec, delay_s=0.005, verdicts=GradeCache())
+    runner = parts.runner()
+    rollouts = await asyncio.gather(*(runner.run(RolloutRequest(str(number), task())) for number in range(8)))
+    assert all(rollout.reward == SOLVED for rollout in rollouts)
+    assert len(parts.graded) == 1
+
+
+async def test_a_fault_is_not_remembered(codec: ChatCodec) -> None:
+    parts = Parts(codec, verdicts=GradeCache(), grades=[GraderError("no report")])
+    assert (await parts.runner().run(RolloutRequest("t", task()))).reward == SOLVED
+    assert len(parts.graded) == 2
+
+
+async def test_cancellation_closes_the_sandbox(codec: ChatCodec) -> None:
+    parts = Parts(codec, delay_s=60)
+    runner = parts.runner()
+    running = asyncio.create_task(runner.run(RolloutRequest("t", task())))
+    await parts.policy.called.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert [sandbox.closed for sandbox in parts.backend.opened] == [True]
+
+
+def test_clock_charges_all_time_to_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 1.0, 3.0, 6.0, 9.0, 10.0]).__next__
+    clock = StageClock(now)
+    clock.switch("env_prep")
+    assert clock.switch("llm") == "env_prep"
+    assert clock.switch("env_prep") == "llm"
+    assert clock.stop() == {**dict.fromkeys(STAGES, 0.0), "env_prep": 4.0, "llm": 2.0}
+    assert clock.stage == ""
+    clock.switch("grade")
+    assert clock.stop()["grade"] == 1.0
