@@ -18,7 +18,7 @@ class StageClock:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._times_s: dict[str, float] = {stage: 0.0 for stage in STAGES}
+        self._times_s: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         self._stage: Stage | None = None
         self._since = 0.0
 
