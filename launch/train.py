@@ -16,7 +16,7 @@ from typing import Any
 if sys.path and Path(sys.path[0] or ".").resolve() == Path(__file__).resolve().parent:
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # launch/ itself there would shadow modules
 
-from launch.cleanup import RUN_VARIABLE, clean_up, end_run, make_run_id, temp_folder
+from launch.cleanup import RUN_VARIABLE, TEMP_PARENTS, clean_up, end_run, make_run_id, temp_folder
 from launch.config_compose import ConfigError
 from launch.config_validate import load_config, missing_here
 from launch.exit_codes import BAD_CONFIG, FAILED, INTERRUPTED, OK, TERMINATED, UNUSABLE_MACHINE
@@ -71,10 +71,10 @@ def _kernel_fault(config: dict[str, Any]) -> str | None:
 def _run(config: dict[str, Any], plan: RunPlan) -> int:
     run_dir = Path(config["paths"]["run_dir"])
     run_id = make_run_id(plan.run_name)
-    _say(str(clean_up()))
+    parents = (Path(config["paths"]["temp_dir"]), Path(config["paths"]["shm_dir"]))
+    _say(str(clean_up((*TEMP_PARENTS, *parents))))
     _say(f"{plan.note}; folder {run_dir}")
-    temp_dir = temp_folder(Path(config["paths"]["temp_dir"]), run_id)
-    shm_dir = temp_folder(Path(config["paths"]["shm_dir"]), run_id)
+    temp_dir, shm_dir = (temp_folder(parent, run_id) for parent in parents)
     save_config(run_dir, config)
     write_owner(run_dir, run_id, "running")
     config["paths"] |= {"temp_dir": str(temp_dir), "shm_dir": str(shm_dir)}

@@ -36,6 +36,7 @@ def draw_report(series: RunSeries, title: str, path: Path) -> None:
     _draw_curve(above, series)
     _draw_times(below, series)
     below.set_xlabel("trainer step")
+    below.set_xlim(0.3, max(series.steps, default=1) + 0.7)
     below.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, format="png")
 
@@ -46,7 +47,15 @@ def _draw_curve(axes: Axes, series: RunSeries) -> None:
         steps, series.group_low, series.group_high, color=SKY, alpha=0.22, linewidth=0,
         label="groups of a step, 10th to 90th percentile",
     )  # fmt: skip
-    axes.plot(steps, series.resolve_rate, "o-", color=BLUE, markersize=4, linewidth=1.3, label="resolve rate of a step")
+    axes.plot(
+        steps,
+        series.resolve_rate,
+        "o-",
+        color=BLUE,
+        markersize=4,
+        linewidth=1.3,
+        label="resolve rate of a step",
+    )
     if len(steps) >= 5:
         smooth = moving_mean(series.resolve_rate, 5)
         axes.plot(steps, smooth, color="black", linewidth=2, alpha=0.75, label="mean of 5 steps around")
@@ -74,7 +83,13 @@ def _draw_times(axes: Axes, series: RunSeries) -> None:
         handles, labels = handles + more_handles, labels + more_labels
     if handles:
         axes.legend(
-            handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4, frameon=False, fontsize=9
+            handles,
+            labels,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.16),
+            ncols=4,
+            frameon=False,
+            fontsize=9,
         )
 
 

@@ -3,7 +3,7 @@
 W&B gets the same numbers; this file needs no account and is what reports are made from. It is
 append-only while a run lasts. A resumed run first drops the lines of steps that it will repeat, so
 that each step appears once. It does not buffer: a killed run loses at most the line being written,
-and a torn last line is ignored when read.
+and a torn last line is ignored when read and dropped when the next is written.
 """
 
 import json
@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 FILE_NAME = "metrics.jsonl"
 
@@ -42,8 +42,9 @@ class MetricsFile:
         """Add one step. What is not a finite number is left out."""
         numbers = {name: float(value) for name, value in metrics.items() if _is_number(value)}
         line = json.dumps({"step": step, "wall_time_s": round(time.time(), 3), "metrics": numbers})
-        with self._path.open("ab") as file:
-            file.write(_line_start(self._path) + line.encode() + b"\n")
+        with self._path.open("a+b") as file:
+            _drop_torn_line(file)
+            file.write(line.encode() + b"\n")
 
     def keep_until(self, step: int) -> None:
         """Drop every line of a later step (a resumed run repeats them)."""
@@ -55,7 +56,7 @@ class MetricsFile:
             for line in kept:
                 record = {"step": line.step, "wall_time_s": line.wall_time_s, "metrics": dict(line.metrics)}
                 file.write(json.dumps(record) + "\n")
-        os.replace(replacement, self._path)
+        replacement.replace(self._path)
 
 
 def read_metrics(path: Path) -> list[StepMetrics]:
@@ -81,14 +82,15 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
             raise ValueError(f"{path}:{number}: not JSON: {error}") from error
 
 
-def _line_start(path: Path) -> bytes:
-    """A newline when the last line was torn by a kill, so that the new record stays readable."""
-    size = path.stat().st_size
+def _drop_torn_line(file: BinaryIO) -> None:
+    """Cut off what a kill left of the last line: a whole line ends with a newline."""
+    size = file.seek(0, os.SEEK_END)
     if size == 0:
-        return b""
-    with path.open("rb") as file:
-        file.seek(size - 1)
-        return b"" if file.read(1) == b"\n" else b"\n"
+        return
+    file.seek(size - 1)
+    if file.read(1) != b"\n":
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def _is_number(value: Any) -> bool:

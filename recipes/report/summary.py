@@ -35,8 +35,8 @@ def first_and_last(series: RunSeries) -> tuple[float, float]:
 
 def _learning(series: RunSeries) -> Table:
     first, last = first_and_last(series)
-    finite = [(rate, step) for rate, step in zip(series.resolve_rate, series.steps, strict=True) if rate == rate]
-    best = max(finite, default=(math.nan, 0))
+    by_step = zip(series.resolve_rate, series.steps, strict=True)
+    best = max(((rate, step) for rate, step in by_step if math.isfinite(rate)), default=(math.nan, 0))
     table = _table("Resolve rate")
     table.add_row(f"first {ENDS} steps", f"{first:.3f}")
     table.add_row(f"last {ENDS} steps", f"[bold]{last:.3f}[/bold]  ({last - first:+.3f})")
@@ -63,7 +63,7 @@ def _health(series: RunSeries) -> Table:
         table.add_row("agent ended by", ", ".join(f"{end} {count}" for end, count in series.ends.items()))
     differences = [value for value in series.logprob_diff_mean if math.isfinite(value)]
     if differences:
-        table.add_row("logprob difference", f"at most {max(differences):.1e} in a step (served - trained, mean)")
+        table.add_row("logprob difference", f"mean at most {max(differences):.1e} (served - trained)")
     return table
 
 
@@ -83,7 +83,7 @@ def _files(run_dir: Path) -> Table:
 
 
 def _table(title: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, width=WIDTH)
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None)
     table.add_column(width=26)
     table.add_column(overflow="fold")
     return table

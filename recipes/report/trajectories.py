@@ -117,11 +117,13 @@ def _unpack(record: dict[str, Any]) -> Rollout:
             sequences = {key: tuple(packed[key]) for key in ("prompt_ids", "response_ids", "logprobs")}
             turns.append(Turn(**{**packed, **sequences}))
         trajectory = Trajectory(**{**record["trajectory"], "turns": tuple(turns)})
-    reward = record["reward"] and RewardResult(
-        **{key: tuple(cast(list[Any], v)) if isinstance(v, list) else v for key, v in record["reward"].items()}
-    )
-    failure = record["failure"] and Failure(**record["failure"])
-    return Rollout(**{**record, "trajectory": trajectory, "reward": reward or None, "failure": failure or None})
+    reward = None if record["reward"] is None else RewardResult(**_tuples(record["reward"]))
+    failure = None if record["failure"] is None else Failure(**record["failure"])
+    return Rollout(**{**record, "trajectory": trajectory, "reward": reward, "failure": failure})
+
+
+def _tuples(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(cast(list[Any], v)) if isinstance(v, list) else v for key, v in record.items()}
 
 
 def verdict(rollout: Rollout) -> str:

@@ -1,0 +1,57 @@
+"""Runs launch/train.py in a process of its own, the training itself replaced by a few lines."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+STARTER = """
+import os, sys, types
+sys.path.insert(0, {root!r})
+module = types.ModuleType("recipes.swe.experiment")
+exec({body!r}, module.__dict__)
+sys.modules["recipes.swe.experiment"] = module
+from launch.train import main
+import launch.train
+launch.train._kernel_fault = lambda config: {kernel_fault!r}
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def inputs(folder: Path) -> list[str]:
+    """Overrides naming a model and tasks that exist, and private folders."""
+    (folder / "policy").mkdir(exist_ok=True)
+    (folder / "policy" / "config.json").write_text("{}")
+    (folder / "tasks.jsonl").write_text("")
+    (folder / "tmp").mkdir(exist_ok=True)
+    return [
+        "+recipe=cpu_demo",
+        f"policy.path={folder / 'policy'}",
+        f"data.path={folder / 'tasks.jsonl'}",
+        f"paths.runs_dir={folder / 'runs'}",
+        f"paths.temp_dir={folder / 'tmp'}",
+        f"paths.shm_dir={folder / 'tmp'}",
+    ]
+
+
+def start(
+    overrides: list[str], body: str = "def run(config): pass", kernel_fault: str | None = None
+) -> subprocess.Popen[str]:
+    code = STARTER.format(root=str(ROOT), body=body, kernel_fault=kernel_fault)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd="/",
+        env={key: value for key, value in os.environ.items() if key != "MINISANDBOX_RUN"},
+    )
+
+
+def train(
+    overrides: list[str], body: str = "def run(config): pass", kernel_fault: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    process = start(overrides, body, kernel_fault)
+    out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)

@@ -1,0 +1,144 @@
+"""A bad configuration is told whole, exits 2, and costs nothing."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.config_compose import ConfigError
+from launch.config_validate import load_config
+from tests.launch.runner import ROOT, inputs, train
+
+HEAVY = ("torch", "ray", "vllm", "transformers", "wandb", "matplotlib", "datasets")
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "launch" / "train.py"), *arguments],
+        capture_output=True, text=True, cwd="/", check=False,
+    )  # fmt: skip
+
+
+def test_every_error_is_named_at_once_and_exit_is_2():
+    done = command(
+        "+recipe=cpu_demo", "trainer=nope", "trainer.lr=abc", "trainer.max_step=3", "sandbox.memory_mib=1",
+        "+bar.x=2", "seed=-1", "agent.max_turns=0", "skyrl.trainer.algorithm.eps_clip_low=high",
+        "skyrl.trainer.algoritm=3", "logger.mode=loud", "resume=maybe", "data.path=${nothing.here}",
+    )  # fmt: skip
+    assert done.returncode == 2
+    for expected in (
+        "trainer=nope: Could not find",
+        "trainer.lr: must be a number, is 'abc'",
+        "trainer.max_step: unknown key (did you mean max_steps?)",
+        "sandbox.memory_mib: must be at least 32",
+        "bar: unknown key",
+        "seed: must be at least 0",
+        "agent.max_turns: must be at least 1",
+        "skyrl.trainer.algorithm.eps_clip_low: must be a number, is 'high'",
+        "skyrl.trainer.algoritm: unknown key (did you mean algorithm?)",
+        "logger.mode: must be one of auto, online, offline, is 'loud'",
+        "resume: must be",
+        "data.path: Interpolation key 'nothing.here' not found",
+    ):
+        assert expected in done.stderr, expected
+    assert "Traceback" not in done.stderr
+
+
+def test_nothing_heavy_is_loaded_before_the_configuration_is_checked():
+    code = (
+        "import sys; from launch.train import main; status = main(sys.argv[1:]); "
+        f"print([name for name in {HEAVY!r} if name in sys.modules]); sys.exit(status)"
+    )
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code, "+recipe=cpu_demo", "trainer.lr=-1"],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip()) == (2, "[]")
+    assert time.monotonic() - started < 30
+
+
+def test_a_required_value_without_one_is_named():
+    with pytest.raises(ConfigError, match=r"run_name: is required and has no value; set run_name="):
+        load_config(["+recipe=cpu_demo", "run_name=???"])
+
+
+@pytest.mark.parametrize("recipe", ["cpu_demo", "swe_smith_1600"])
+def test_recipes_are_valid(recipe: str):
+    config = load_config([f"+recipe={recipe}"])
+    assert config["recipe_name"] == recipe
+    assert config["run_name"] == f"{recipe}-seed0"
+    assert config["skyrl"]["trainer"]["ckpt_path"] == f"{config['paths']['run_dir']}/checkpoints"
+
+
+def test_the_headline_recipe_is_the_published_run():
+    config = load_config(["+recipe=swe_smith_1600"])
+    trainer, skyrl = config["trainer"], config["skyrl"]
+    assert config["policy"]["path"] == "SWE-bench/SWE-agent-LM-7B"
+    assert (trainer["prompts_per_step"], trainer["rollouts_per_prompt"], trainer["max_steps"]) == (16, 8, 200)
+    assert (config["cluster"]["gpus_per_node"], trainer["lr"], config["sandbox"]["max_concurrent"]) == (
+        8,
+        1e-6,
+        128,
+    )
+    assert skyrl["trainer"]["algorithm"]["kl_loss_coef"] == 0.001
+    engine = skyrl["generator"]["inference_engine"]
+    assert (engine["num_engines"], engine["tensor_parallel_size"]) == (4, 2)
+    assert skyrl["trainer"]["train_batch_size"] == 16
+    assert skyrl["trainer"]["max_training_steps"] == 200
+
+
+def test_the_command_line_wins_over_the_recipe():
+    config = load_config(
+        ["+recipe=cpu_demo", "trainer.max_steps=3", "skyrl.trainer.algorithm.eps_clip_high=0.28"]
+    )
+    assert config["trainer"]["max_steps"] == 3
+    assert config["skyrl"]["trainer"]["max_training_steps"] == 3
+    assert config["skyrl"]["trainer"]["algorithm"]["eps_clip_high"] == 0.28
+
+
+def test_rules_between_keys():
+    with pytest.raises(ConfigError) as caught:
+        load_config(["+recipe=cpu_demo", "sandbox.disk_mib=4096", "policy.turn_tokens=99999"])
+    assert len(caught.value.errors) == 2
+
+
+def test_missing_inputs_are_configuration_errors(tmp_path: Path):
+    done = train(["+recipe=cpu_demo", f"policy.path={tmp_path}/no", f"data.path={tmp_path}/no.jsonl"])
+    assert done.returncode == 2
+    assert "policy.path: no model in" in done.stderr
+    assert "make_policy.py" in done.stderr
+    assert "data.path:" in done.stderr
+    assert "prepare.py" in done.stderr
+
+
+def test_an_unusable_kernel_exits_3_and_says_what_to_do(tmp_path: Path):
+    done = train(inputs(tmp_path), kernel_fault="user namespaces are off; run sysctl ...")
+    assert done.returncode == 3
+    assert "sysctl" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_help():
+    done = command("--help")
+    assert done.returncode == 0
+    assert "swe_smith_1600" in done.stdout
+    assert "trainer.lr" in done.stdout
+
+
+@pytest.mark.slow
+def test_dry_run_of_the_headline_lists_what_is_missing_here():
+    done = command("+recipe=swe_smith_1600", "dry_run=true")
+    assert done.returncode == 0, done.stderr
+    assert "accepts this configuration" in done.stdout
+    for part in ("16 prompts x 8 rollouts", "GPUs: 8", "flash-attn", "SWE-agent-LM-7B is not in"):
+        assert part in done.stdout
+
+
+@pytest.mark.slow
+def test_dry_run_reports_what_only_skyrl_itself_can_see():
+    done = command("+recipe=swe_smith_1600", "dry_run=true", "skyrl.generator.inference_engine.num_engines=3")
+    assert done.returncode == 2
+    assert "num_rollout_gpus" in done.stderr
