@@ -96,24 +96,28 @@ class EnvCache:
         return env
 
     def _load(self, key: str, path: Path) -> CachedEnv:
-        record = read_record(path)
-        layers = tuple(layer_dir(self._root, name) for name in record.layers)
-        for layer in layers:
-            if not (layer / "layer.json").is_file() or not (layer / "root").is_dir():
-                raise CacheError(f"environment {key}: layer {layer} is incomplete; {PREPARE_HINT}")
-        prefix = Path(record.python_prefix)
-        if not (prefix / "bin").is_dir():
-            raise CacheError(
-                f"environment {key}: Python {record.python_version} is no longer at {prefix}; {PREPARE_HINT}"
-            )
-        return CachedEnv(
-            layers=tuple(layer / "root" for layer in layers),
-            binds=(BindMount(source=prefix, target=PYTHON_TARGET),),
-            env=python_env(prefix),
-            workdir=WORKDIR,
-            digest=record.digest,
-            hit=True,
+        return open_record(self._root, key, read_record(path))
+
+
+def open_record(root: Path, key: str, record: EnvRecord) -> CachedEnv:
+    """The environment that a record describes. Raises CacheError when part of it is not there."""
+    layers = tuple(layer_dir(root, name) for name in record.layers)
+    for layer in layers:
+        if not (layer / "layer.json").is_file() or not (layer / "root").is_dir():
+            raise CacheError(f"environment {key}: layer {layer} is incomplete; {PREPARE_HINT}")
+    prefix = Path(record.python_prefix)
+    if not (prefix / "bin").is_dir():
+        raise CacheError(
+            f"environment {key}: Python {record.python_version} is no longer at {prefix}; {PREPARE_HINT}"
         )
+    return CachedEnv(
+        layers=tuple(layer / "root" for layer in layers),
+        binds=(BindMount(source=prefix, target=PYTHON_TARGET),),
+        env=python_env(prefix),
+        workdir=WORKDIR,
+        digest=record.digest,
+        hit=True,
+    )
 
 
 def read_record(path: Path) -> EnvRecord:

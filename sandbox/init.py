@@ -1,0 +1,317 @@
+"""The first process of a sandbox: builds it, then spawns, reaps and kills for the owner.
+
+It runs Python inside the sandbox's namespaces without privileges, cannot be traced or signalled from
+inside, and takes its orders from one socket only; end of file on it ends the sandbox. It never
+interprets what programs print: exit statuses come from waitpid(2).
+"""
+
+import errno
+import os
+import select
+import signal
+import socket
+import stat
+import time
+from typing import NoReturn
+
+from sandbox import mounts, namespaces, process, seccomp, syscalls, wire
+
+_INTERRUPT = signal.SIGUSR1
+_KILL_PASSES = 25
+_TICKS = os.sysconf("SC_CLK_TCK")
+_RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD)
+
+
+def run(sock: socket.socket, request: wire.Message, *, stage: str, skeleton: str, shifted: bool) -> NoReturn:
+    """Body of the cloned child. Never returns; `request` was completed by the helper."""
+    code = 1
+    try:
+        upper = _build(request, stage=stage, skeleton=skeleton, shifted=shifted)
+        wire.send(sock, {"ready": True}, (upper,))
+        os.close(upper)
+        code = Init(sock).serve()
+    except BaseException as error:  # noqa: BLE001 - the boundary of a process: reported, then it ends
+        try:
+            wire.send(sock, {"fatal": f"{type(error).__name__}: {error}"})
+        except OSError:
+            code = 2
+    finally:
+        os._exit(code)
+
+
+def _build(request: wire.Message, *, stage: str, skeleton: str, shifted: bool) -> int:
+    namespaces.become_root_inside(shifted=shifted)
+    namespaces.scrub_process_strings()
+    socket.sethostname("sandbox")
+    if request["network"] == "none":
+        namespaces.bring_up_loopback()
+    os.umask(0o022)
+    limits = request["limits"]
+    upper = mounts.build_root(
+        stage,
+        layers=request["layers"],
+        skeleton=skeleton,
+        binds=[(source, target) for source, target in request["binds"]],
+        disk_bytes=limits["disk_bytes"],
+    )
+    os.makedirs(request["workdir"], exist_ok=True)
+    controllers: list[str] = request["controllers"]
+    namespaces.set_limits(
+        open_files=limits["open_files"],
+        pids=None if "pids" in controllers else limits["pids"],
+        memory_bytes=None if "memory" in controllers else limits["memory_bytes"],
+    )
+    namespaces.drop_privileges()
+    # Last: everything above needs calls that the filter denies.
+    seccomp.install(seccomp.build(syscalls.machine()))
+    return upper
+
+
+class Init:
+    """The event loop of pid 1."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._children: dict[int, int] = {}
+        """pid -> the owner's id for it."""
+        self._pids: dict[int, int] = {}
+        self._root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def serve(self) -> int:
+        """Until end of file on the socket."""
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        # pid 1 ignores signals it has no handler for, even SIGKILL, when sent from inside, pid_namespaces(7).
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        poller = select.poll()
+        poller.register(self._sock.fileno(), select.POLLIN)
+        poller.register(wake_read, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poller.poll()}
+            if wake_read in ready:
+                os.read(wake_read, 4096)
+                self._reap()
+            if self._sock.fileno() in ready:
+                received = wire.receive(self._sock)
+                if received is None:
+                    return 0
+                self._handle(*received)
+
+    def _handle(self, message: wire.Message, fds: list[int]) -> None:
+        try:
+            match message["op"]:
+                case "spawn":
+                    self._spawn(message, fds)
+                case "kill":
+                    self._kill(message)
+                case "read":
+                    self._read_file(message)
+                case "write":
+                    self._write_file(message, fds[0])
+                case other:
+                    raise ValueError(f"unknown operation {other}")
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            child = self._children.pop(pid, None)
+            if child is None:
+                continue  # an orphan that init inherited
+            del self._pids[child]
+            code = os.waitstatus_to_exitcode(status)
+            wire.send(self._sock, {"exit": child, "status": code if code >= 0 else 128 - code})
+
+    def _spawn(self, message: wire.Message, fds: list[int]) -> None:
+        child: int = message["id"]
+        argv: list[str] = message["argv"]
+        env: dict[str, str] = message["env"]
+        problem = _enter(message["cwd"], message["fallback_cwd"])
+        if problem is None:
+            actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = []
+            for target in message["null"]:
+                actions.append((os.POSIX_SPAWN_OPEN, target, "/dev/null", os.O_RDWR, 0))
+            for fd, target in zip(fds, message["targets"], strict=True):
+                actions.append((os.POSIX_SPAWN_DUP2, fd, target))
+            try:
+                pid = _posix_spawn(argv, env, actions)
+                self._children[pid] = child
+                self._pids[child] = pid
+                return
+            except OSError as error:
+                problem = (127 if error.errno == errno.ENOENT else 126, f"{argv[0]}: {error.strerror}")
+        status, text = problem
+        os.write(fds[-1], text.encode() + b"\n")
+        wire.send(self._sock, {"exit": child, "status": status})
+
+    def _kill(self, message: wire.Message) -> None:
+        """End what a command started. `shell`: ask the shell itself to stop, saving its state."""
+        pid = self._pids.get(message["id"])
+        if pid is None:
+            return
+        cwd = ""
+        if message["shell"]:
+            try:
+                cwd = os.readlink(f"/proc/{pid}/cwd")
+            except OSError as error:
+                # Gone, or made itself untraceable: the owner falls back to the last known directory.
+                cwd = "" if error.errno in (errno.ENOENT, errno.EACCES, errno.ESRCH) else ""
+            # First the signal, which the shell acts on as soon as its foreground command dies, else it
+            # would go on with the next command of the list.
+            os.kill(pid, _INTERRUPT)
+        else:
+            os.kill(pid, signal.SIGKILL)
+        elapsed: float = message["elapsed_s"]
+        since = int((time.clock_gettime(time.CLOCK_BOOTTIME) - elapsed) * _TICKS) - 1
+        self._kill_tree(pid, since)
+        wire.send(self._sock, {"killed": message["id"], "cwd": cwd})
+
+    def _kill_tree(self, pid: int, since: int) -> None:
+        for _ in range(_KILL_PASSES):
+            victims = _started_since(pid, since, spare=set(self._children))
+            if not victims:
+                return
+            for victim in victims:
+                try:
+                    os.kill(victim, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.001)
+            # Statuses of our own children must not be lost here, so reap as always.
+            self._reap()
+        # It forks faster than we look: one call ends every process but this one, kill(2).
+        os.kill(-1, signal.SIGKILL)
+
+    def _read_file(self, message: wire.Message) -> None:
+        try:
+            fd = self._open(message["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        except OSError as error:
+            wire.send(self._sock, {"reply": message["id"], "errno": error.errno})
+            return
+        try:
+            wire.send(self._sock, {"reply": message["id"]}, (fd,))
+        finally:
+            os.close(fd)
+
+    def _write_file(self, message: wire.Message, source: int) -> None:
+        reply: wire.Message = {"reply": message["id"]}
+        try:
+            self._copy_into(message["path"], source, message["mode"])
+        except OSError as error:
+            reply["errno"] = error.errno
+        wire.send(self._sock, reply)
+
+    def _copy_into(self, path: str, source: int, mode: int) -> None:
+        self._make_parents(os.path.dirname(path))
+        # Not O_TRUNC yet: only once it is known to be a regular file.
+        fd = self._open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY, mode)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
+            os.ftruncate(fd, 0)
+            os.fchmod(fd, mode)
+            offset = 0
+            while sent := os.sendfile(fd, source, offset, 1 << 20):
+                offset += sent
+        finally:
+            os.close(fd)
+
+    def _make_parents(self, path: str) -> None:
+        try:
+            os.close(self._open(path, os.O_PATH | os.O_DIRECTORY))
+        except FileNotFoundError:
+            self._make_parents(os.path.dirname(path))
+            parent = self._open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
+            try:
+                os.mkdir(os.path.basename(path), 0o755, dir_fd=parent)
+            except FileExistsError:
+                # A dangling link, or someone inside was faster; the open that follows tells.
+                return
+            finally:
+                os.close(parent)
+
+    def _open(self, path: str, flags: int, mode: int = 0) -> int:
+        # Magic links (/proc/N/fd) could name objects of other mount namespaces, proc_pid_fd(5).
+        resolve = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
+        return syscalls.openat2(self._root, path, flags, mode=mode, resolve=resolve)
+
+
+def _enter(cwd: str, fallback: str | None) -> tuple[int, str] | None:
+    """Change directory for the child to inherit (posix_spawn has no such action); a problem or None."""
+    try:
+        os.chdir(cwd)
+    except OSError as error:
+        if fallback is None:
+            return 126, f"{cwd}: {error.strerror}"
+        try:
+            os.chdir(fallback)
+        except OSError:
+            os.chdir("/")
+    return None
+
+
+def _posix_spawn(
+    argv: list[str], env: dict[str, str], actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]]
+) -> int:
+    path = _find(argv[0], env.get("PATH", "/usr/bin:/bin"))
+    try:
+        return _spawn_path(path, argv, env, actions)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+        return _spawn_path("/bin/sh", ["sh", path, *argv[1:]], env, actions)
+
+
+def _spawn_path(
+    path: str,
+    argv: list[str],
+    env: dict[str, str],
+    actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]],
+) -> int:
+    try:
+        return os.posix_spawn(
+            path, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET_SIGNALS
+        )
+    finally:
+        os.chdir("/")
+
+
+def _find(program: str, search: str) -> str:
+    if "/" in program:
+        return program
+    for directory in search.split(":"):
+        path = os.path.join(directory or ".", program)
+        if os.access(path, os.X_OK) and not os.path.isdir(path):
+            return path
+    raise FileNotFoundError(errno.ENOENT, "command not found", program)
+
+
+def _started_since(root: int, since: int, *, spare: set[int]) -> list[int]:
+    """Children of `root` and orphans that started at or after tick `since`, with all their descendants.
+
+    Background jobs of earlier commands are older, and so are left alone."""
+    children: dict[int, list[int]] = {}
+    started: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        fields = process.stat_fields(name)
+        if fields and fields[0] not in (b"Z", b"X"):
+            children.setdefault(int(fields[1]), []).append(int(name))
+            started[int(name)] = int(fields[19])
+    queue = [pid for pid in children.get(root, []) if started[pid] >= since]
+    queue += [pid for pid in children.get(1, []) if started[pid] >= since and pid not in spare and pid != root]
+    victims: list[int] = []
+    while queue:
+        pid = queue.pop()
+        victims.append(pid)
+        queue += children.get(pid, [])
+    return victims

@@ -1,0 +1,108 @@
+"""Namespaces, identity maps and privileges of a sandbox's first process.
+
+Knows user_namespaces(7), capabilities(7) and the loopback device; not mounts.
+"""
+
+import fcntl
+import os
+import resource
+import socket
+import struct
+
+from sandbox import syscalls
+
+SHIFT_BASE = 100_000
+SHIFT_RANGE = 65_536
+"""As root, ids 0..65535 inside are 100000..165535 outside: root inside is nobody outside."""
+
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+
+
+def flags(*, own_network: bool) -> int:
+    """Clone flags of a sandbox."""
+    base = (
+        syscalls.CLONE_NEWUSER
+        | syscalls.CLONE_NEWNS
+        | syscalls.CLONE_NEWPID
+        | syscalls.CLONE_NEWIPC
+        | syscalls.CLONE_NEWUTS
+        | syscalls.CLONE_NEWCGROUP
+    )
+    return base | syscalls.CLONE_NEWNET if own_network else base
+
+
+def write_maps(pid: int | str, *, shifted: bool, outside_uid: int = 0, outside_gid: int = 0) -> None:
+    """Map ids of the user namespace of `pid`, seen from its parent namespace."""
+    if shifted:
+        line = f"0 {SHIFT_BASE} {SHIFT_RANGE}\n"
+        _write(f"/proc/{pid}/uid_map", line)
+        _write(f"/proc/{pid}/gid_map", line)
+        return
+    # Without privilege in the parent namespace setgroups must be denied before gid_map may be written.
+    _write(f"/proc/{pid}/setgroups", "deny")
+    _write(f"/proc/{pid}/uid_map", f"0 {outside_uid} 1\n")
+    _write(f"/proc/{pid}/gid_map", f"0 {outside_gid} 1\n")
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def become_root_inside(*, shifted: bool) -> None:
+    """Take id 0 of the new user namespace."""
+    if shifted:
+        os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    # Changing ids clears the parent-death signal, prctl(2): arm it after, not before.
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
+
+
+def bring_up_loopback() -> None:
+    """A new network namespace has `lo` down."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = struct.pack("16sH14x", b"lo", 0)
+        (current,) = struct.unpack_from("H", fcntl.ioctl(sock, _SIOCGIFFLAGS, request), 16)
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", current | _IFF_UP))
+
+
+def set_limits(*, open_files: int, pids: int | None, memory_bytes: int | None) -> None:
+    """Resource limits, inherited by everything inside. `pids` and `memory_bytes` only where no cgroup does it."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    files = open_files if hard == resource.RLIM_INFINITY else min(open_files, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if pids is not None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (pids, pids))
+    if memory_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+
+
+def drop_privileges() -> None:
+    """No capability now, none through exec, none through set-user-id files."""
+    # The bounding set and securebits need CAP_SETPCAP, so they go before the capabilities, capabilities(7).
+    for capability in range(64):
+        try:
+            syscalls.prctl(syscalls.PR_CAPBSET_DROP, capability)
+        except OSError:
+            break
+    syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_CLEAR_ALL)
+    syscalls.prctl(syscalls.PR_SET_SECUREBITS, 0x03)  # NOROOT and its lock: exec as uid 0 grants nothing
+    syscalls.drop_all_capabilities()
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    # Others inside run under the same id: a dumpable init would give them its memory and descriptors, ptrace(2).
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+
+
+def scrub_process_strings() -> None:
+    """Blank this process's command line and environment as /proc shows them; proc_pid_stat(5) fields 48-51."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b") ")[2].split()
+    arg_start, arg_end, env_start, env_end = (int(field) for field in fields[45:49])
+    for start, end in ((arg_start, arg_end), (env_start, env_end)):
+        if start and end > start:
+            syscalls.overwrite_memory(start, end - start)

@@ -1,0 +1,75 @@
+"""Messages between the owner, its helper and the sandboxes: JSON dicts with descriptors attached.
+
+One message is one packet of a SOCK_SEQPACKET socket, so no framing is needed; a body too big for
+a packet travels in a sealed memfd. Used on both sides, therefore light on imports.
+"""
+
+import array
+import json
+import os
+import socket
+from typing import Any, cast
+
+Message = dict[str, Any]
+
+_INLINE_BYTES = 60_000
+_MAX_FDS = 16
+_MAX_BODY_BYTES = 256 << 20
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def memory_file(data: bytes) -> int:
+    """A descriptor of a memory file holding `data`, positioned at its start."""
+    fd = os.memfd_create("data")
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def send(sock: socket.socket, message: Message, fds: tuple[int, ...] = ()) -> None:
+    """Send one message. Raises BlockingIOError when a non-blocking socket is full."""
+    body = json.dumps(message).encode()
+    if len(body) <= _INLINE_BYTES:
+        _sendmsg(sock, b"J" + body, fds)
+        return
+    fd = memory_file(body)
+    try:
+        _sendmsg(sock, b"F", (fd, *fds))
+    finally:
+        os.close(fd)
+
+
+def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
+    """Receive one message; None at end of file. The descriptors belong to the caller."""
+    body, fds = _recvmsg(sock)
+    if not body:
+        return None
+    if body[:1] == b"F":
+        fd = fds.pop(0)
+        try:
+            size = min(os.fstat(fd).st_size, _MAX_BODY_BYTES)
+            body = b"F" + os.pread(fd, size, 0)
+        finally:
+            os.close(fd)
+    return cast(Message, json.loads(body[1:])), fds
+
+
+def _sendmsg(sock: socket.socket, body: bytes, fds: tuple[int, ...]) -> None:
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sock.sendmsg([body], ancillary)
+
+
+def _recvmsg(sock: socket.socket) -> tuple[bytes, list[int]]:
+    size = _INLINE_BYTES + 1024
+    body, ancillary, _, _ = sock.recvmsg(size, socket.CMSG_LEN(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return body, list(fds)
