@@ -1,0 +1,239 @@
+"""Judges one bug: is it a valid task? Runs the project's tests with and without it, twice each.
+
+A valid bug makes tests fail that pass without it, the same ones each time, and is undone by its gold
+patch: the very grader of the training gives reward 1 for that and 0 for an empty patch. Verdicts are
+kept, so a prepare that was interrupted goes on where it stopped. Bugs that break tests only by chance,
+or so badly that a test file cannot be collected, are no tasks.
+"""
+
+import asyncio
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from recipes.swe.tasks import TEST_COMMAND, TaskRow, gold_patch, parse_row
+from recipes.swe.tasks_build import BuildError, LayerBuilder
+from recipes.swe.tasks_patch import make_patch, split_lines
+from recipes.swe.tasks_projects import Bug, Project
+from recipes.swe.tasks_statement import problem_statement
+from rewards.errors import GraderError
+from rewards.grade import grade
+from rewards.runner import TestRun, run_tests
+from rewards.types import RewardResult, TestSpec
+from sandbox.cache import EnvRecord, layer_dir, open_record
+from sandbox.cache_publish import publish_env, write_atomically
+from sandbox.errors import SandboxError
+from sandbox.types import MIB, Backend, Limits
+
+VALIDATION_VERSION = "1"
+"""Raise it when a change here, or in the grader, must judge all bugs again."""
+REPEATS = 2
+TEST_TIMEOUT_S = 60.0
+OUTPUT_BYTES = 4 << 20
+TEST_LIMITS = Limits(memory_bytes=1024 * MIB, pids=256, disk_bytes=256 * MIB)
+TRACEBACK_COMMAND = (*TEST_COMMAND, "--tb=short", "-q")
+
+Status = Literal["valid", "harmless", "flaky", "unusable", "build_error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one bug."""
+
+    instance_id: str
+    """Of the bug."""
+    status: Status
+    """`valid` is a task; `harmless` breaks no test; `flaky` did not repeat; `unusable` says why in `reason`;
+    `build_error`: project or task could not be built."""
+    reason: str
+    """One sentence for a person."""
+    row: TaskRow | None = None
+    """The task, when valid."""
+
+
+class _Rejected(Exception):
+    """Carries a verdict out of the steps below."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        super().__init__(reason)
+        self.status: Status = status
+        self.reason = reason
+
+
+class Validator:
+    """Judges bugs below one cache root; several may be judged at once."""
+
+    def __init__(self, root: Path, backend: Backend, builder: LayerBuilder) -> None:
+        """`root` is the cache (config paths.cache_dir)."""
+        self._root = root
+        self._backend = backend
+        self._builder = builder
+        self._clean: dict[str, asyncio.Task[frozenset[str]]] = {}
+
+    async def validate(self, project: Project, bug: Bug) -> Verdict:
+        """The verdict, from the last run when nothing has changed since. Raises SandboxError and
+        GraderError when the machine, not the bug, is at fault; FetchError when a download is missing."""
+        try:
+            venv, repo = await self._builder.venv(project), await self._builder.repo(project)
+            clean_text, bugged_text = self._texts(bug, repo)
+        except (_Rejected, BuildError) as error:
+            return Verdict(bug.instance_id, "build_error", str(error))
+        kept = self._verdict_path(project, bug, venv, repo)
+        known = read_verdict(kept)
+        try:
+            task = await asyncio.to_thread(self._builder.task, project, bug, repo, bugged_text)
+        except BuildError as error:
+            return Verdict(bug.instance_id, "build_error", str(error))
+        record = self._builder.record(venv, repo, task)
+        if known is None:
+            try:
+                row = await self._judge(project, bug, record, clean_text, bugged_text)
+                failing = len(row.fail_to_pass)
+                known = Verdict(bug.instance_id, "valid", f"{failing} tests fail because of it", row)
+            except _Rejected as error:
+                known = Verdict(bug.instance_id, error.status, error.reason)
+            write_atomically(kept, dump_verdict(known).encode())
+        if known.row is not None:
+            publish_env(self._root, bug.instance_id, record)
+        return known
+
+    def _texts(self, bug: Bug, repo: str) -> tuple[str, str]:
+        """The file of the bug, clean and bugged."""
+        path = layer_dir(self._root, repo) / "root" / "testbed" / bug.path
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise _Rejected("build_error", f"{bug.path} cannot be read: {error.strerror}") from error
+        digest = hashlib.sha256(data).hexdigest()
+        if digest != bug.sha256:
+            raise _Rejected("build_error", f"{bug.path} has sha256 {digest}, the bug was made for {bug.sha256}")
+        clean = data.decode("utf-8")
+        lines = split_lines(clean)
+        new = [f"{line}\n" for line in bug.new_lines]
+        return clean, "".join([*lines[: bug.start_line - 1], *new, *lines[bug.end_line :]])
+
+    async def _judge(self, project: Project, bug: Bug, record: EnvRecord, clean: str, bugged: str) -> TaskRow:
+        """The task row. Raises _Rejected."""
+        patch = make_patch(bug.path, clean, bugged)
+        if not patch:
+            raise _Rejected("harmless", "it changes nothing")
+        passing = await self._passing_clean(project, record)
+        runs = [await self._run(project, record, traceback=attempt == 0) for attempt in range(REPEATS)]
+        fail_to_pass, pass_to_pass = classify(passing, runs)
+        row = TaskRow(
+            instance_id=bug.instance_id,
+            patch=patch,
+            fail_to_pass=fail_to_pass,
+            pass_to_pass=pass_to_pass,
+            image_name=project.image_name,
+            repo=project.repo,
+            problem_statement=problem_statement(project, bug, fail_to_pass, runs[0].output),
+        )
+        await self._check_grader(row, record)
+        return row
+
+    async def _passing_clean(self, project: Project, record: EnvRecord) -> frozenset[str]:
+        """Ids that pass in every run without a bug; found once per project."""
+        if project.name not in self._clean:
+            bare = self._builder.record(venv=record.layers[-1], repo=record.layers[-2], task=None)
+            self._clean[project.name] = asyncio.create_task(self._run_clean(project, bare))
+        return await self._clean[project.name]
+
+    async def _run_clean(self, project: Project, record: EnvRecord) -> frozenset[str]:
+        runs = [await self._run(project, record) for _ in range(REPEATS)]
+        for run in runs:
+            if run.problems:
+                raise _Rejected("build_error", f"the tests of {project.name} cannot be run: {run.problems[0]}")
+        passing = frozenset.intersection(*(_passed(run) for run in runs))
+        if not passing:
+            raise _Rejected("build_error", f"no test of {project.name} passes without a bug")
+        return passing
+
+    async def _run(self, project: Project, record: EnvRecord, *, traceback: bool = False) -> TestRun:
+        env = open_record(self._root, project.name, record)
+        async with await self._backend.open(env.spec(TEST_LIMITS)) as sandbox:
+            return await run_tests(
+                TRACEBACK_COMMAND if traceback else TEST_COMMAND,
+                project.test_files,
+                sandbox,
+                timeout_s=TEST_TIMEOUT_S,
+                traceback=traceback,
+                output_limit_bytes=OUTPUT_BYTES,
+            )
+
+    async def _check_grader(self, row: TaskRow, record: EnvRecord) -> None:
+        """Gold must earn 1 and nothing 0, from the grader that training uses."""
+        gold = await self._grade(row, record, gold_patch(row))
+        if gold.reward != 1.0:
+            raise _Rejected("unusable", f"the gold patch earns {gold.reward}: {'; '.join(gold.reasons)}")
+        empty = await self._grade(row, record, "")
+        if empty.reward != 0.0:
+            raise _Rejected("unusable", f"an empty patch earns {empty.reward}")
+
+    async def _grade(self, row: TaskRow, record: EnvRecord, patch: str) -> RewardResult:
+        env = open_record(self._root, row.instance_id, record)
+        tests = TestSpec(TEST_COMMAND, row.fail_to_pass, row.pass_to_pass, TEST_TIMEOUT_S)
+        async with await self._backend.open(env.spec(TEST_LIMITS)) as sandbox:
+            return await grade(tests, patch, sandbox)
+
+    def _verdict_path(self, project: Project, bug: Bug, venv: str, repo: str) -> Path:
+        facts = json.dumps(
+            [VALIDATION_VERSION, venv, repo, project.test_files, project.repo, project.image_name, asdict(bug)],
+            sort_keys=True,
+        )
+        digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
+        return self._root / "tasks" / "verdicts" / f"{bug.instance_id}.{digest}.json"
+
+
+def classify(passing: frozenset[str], runs: list[TestRun]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(FAIL_TO_PASS, PASS_TO_PASS), sorted, from the ids that pass without the bug and runs with it."""
+    for run in runs:
+        if run.timed_out:
+            raise _Rejected("unusable", f"the tests take more than {TEST_TIMEOUT_S:.0f} s with it")
+        if run.problems:
+            raise _Rejected("unusable", f"the tests cannot be run with it: {run.problems[0]}")
+    uncollected = sorted(test for run in runs for test, status in run.statuses.items() if _is_file_error(test, status))
+    if uncollected:
+        raise _Rejected("unusable", f"{uncollected[0]} cannot be imported with it")
+    broken = [passing - _passed(run) for run in runs]
+    if any(other != broken[0] for other in broken):
+        different = min(frozenset.union(*broken) - frozenset.intersection(*broken))
+        raise _Rejected("flaky", f"{different} does not fail each time")
+    if not broken[0]:
+        raise _Rejected("harmless", "no test fails")
+    kept = passing - broken[0]
+    if not kept:
+        raise _Rejected("unusable", "every test fails")
+    return tuple(sorted(broken[0])), tuple(sorted(kept))
+
+
+def _passed(run: TestRun) -> frozenset[str]:
+    return frozenset(test for test, status in run.statuses.items() if status == "passed")
+
+
+def _is_file_error(test: str, status: str) -> bool:
+    return status == "error" and "::" not in test
+
+
+def dump_verdict(verdict: Verdict) -> str:
+    """As kept on disk."""
+    row = verdict.row.to_json() if verdict.row is not None else None
+    return json.dumps(
+        {"id": verdict.instance_id, "status": verdict.status, "reason": verdict.reason, "row": row}
+    )
+
+
+def read_verdict(path: Path) -> Verdict | None:
+    """The kept verdict; None when there is none, or none that can be read."""
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        row = parse_row(data["row"]) if data["row"] is not None else None
+        return Verdict(str(data["id"]), data["status"], str(data["reason"]), row)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+INFRASTRUCTURE_ERRORS = (SandboxError, GraderError)
+"""What `Validator.validate` raises when no verdict can be given."""
