@@ -12,49 +12,67 @@ away. What it cannot do: hide from code in the same process that walks frames or
 # It speaks with pytest of any version and with Python 3.8, so it goes without annotations.
 import hashlib
 import json
+import operator
 import os
 import sys
 
 WATCHED = (
     "_pytest.runner", "_pytest.reports", "_pytest.python", "_pytest.unittest", "_pytest.nodes",
     "_pytest.main", "_pytest.outcomes", "_pytest.skipping", "_pytest._code.code", "_pytest.fixtures",
-    "_pytest.python_api",
-    "_pytest.raises", "pluggy._callers", "pluggy._hooks", "pluggy._manager", "pluggy._result",
-    "unittest.case",
+    "_pytest.python_api", "_pytest.raises", "unittest.case",
 )  # fmt: skip
-"""Modules whose functions must not change while tests run."""
+"""Modules whose functions must not change while tests run, beside all of pluggy."""
 
 
-def watch():
-    """References to every function of the watched modules and their classes, to compare later."""
-    seen = []
-    for module_name in WATCHED:
-        module = sys.modules.get(module_name)
-        if module is None:
-            continue
-        for name, value in list(vars(module).items()):
-            if isinstance(value, type) and value.__module__ == module_name:
-                for attribute, member in list(vars(value).items()):
-                    if attribute not in ("__abstractmethods__", "_abc_impl", "__doc__"):
-                        label = module_name + "." + name + "." + attribute
-                        seen.append((value, attribute, member, _code(member), label))
-            elif callable(value):
-                seen.append((module, name, value, _code(value), module_name + "." + name))
-    return seen
+class Watch:
+    """References to the functions of the test runner, to see whether code under test changed them.
 
+    Compared after every test, so the comparison stays in C: about 0.1 ms."""
 
-def _code(member):
-    member = getattr(member, "__func__", member)
-    return getattr(member, "__code__", None)
+    def __init__(self):
+        self.owners = []
+        self.functions = []
+        self.codes = []
+        seen = set()
+        for name, module in list(sys.modules.items()):
+            if name not in WATCHED and name.split(".", 1)[0] != "pluggy":
+                continue
+            self._add(module, name)
+            for value in list(vars(module).values()):
+                home = getattr(value, "__module__", None)
+                if isinstance(value, type) and value not in seen and (home in WATCHED or home == name):
+                    seen.add(value)
+                    self._add(value, str(home) + "." + value.__qualname__)
 
+    def _add(self, owner, label):
+        names, members = [], []
+        for name, member in list(vars(owner).items()):
+            function = getattr(member, "__func__", getattr(member, "fget", member))
+            if callable(function):
+                names.append(name)
+                members.append(member)
+                if hasattr(function, "__code__"):
+                    self.functions.append(function)
+                    self.codes.append(function.__code__)
+        self.owners.append((vars(owner), names, members, label))
 
-def changed(seen):
-    """Names of watched functions that are no longer what they were."""
-    return [
-        label
-        for owner, name, member, code, label in seen
-        if vars(owner).get(name) is not member or _code(member) is not code
-    ]
+    def changed(self, same=operator.is_, code_of=operator.attrgetter("__code__")):
+        """Names of what is no longer as it was."""
+        found = []
+        for members_now, names, members, label in self.owners:
+            if not all(map(same, map(members_now.get, names), members)):
+                found += [
+                    label + "." + name
+                    for name, member in zip(names, members)  # noqa: B905
+                    if members_now.get(name) is not member
+                ]
+        if not all(map(same, map(code_of, self.functions), self.codes)):
+            found += [
+                function.__module__ + "." + function.__qualname__
+                for function, code in zip(self.functions, self.codes)  # noqa: B905
+                if function.__code__ is not code
+            ]
+        return found
 
 
 def make_plugin(pytest, canary):
@@ -85,12 +103,12 @@ def make_plugin(pytest, canary):
             self.tampered = set()
             self.finished = False
             self.session = None
-            self.watched = []
+            self.changed = tuple
 
         @pytest.hookimpl(trylast=True)
         def pytest_sessionstart(self, session):
             self.session = session
-            self.watched = watch()
+            self.changed = Watch().changed
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_pycollect_makemodule(self, module_path, parent):
@@ -101,12 +119,12 @@ def make_plugin(pytest, canary):
             outcome = yield
             if outcome.excinfo is None:
                 self.returned[item.nodeid] = self.returned.get(item.nodeid, 0) + 1
-            self.tampered.update(changed(self.watched))
+            self.tampered.update(self.changed())
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_sessionfinish(self):
             # Not later: pytest itself undoes a few changes of its own when it shuts down.
-            self.tampered.update(changed(self.watched))
+            self.tampered.update(self.changed())
             self.finished = True
 
         @pytest.hookimpl(tryfirst=True)

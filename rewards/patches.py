@@ -168,8 +168,8 @@ def _finish(draft: _Draft, lines: Sequence[str]) -> FilePatch:
 
 def _side(name: str, prefix: str) -> str | None:
     """Path of a `---` or `+++` line; None for /dev/null."""
-    # An unquoted name holds no tab: git ends names that hold spaces with one.
-    path = _unquote(name) if name.startswith('"') else name.split("\t", 1)[0]
+    # No name here holds a tab of its own, quoted or not: git ends names that hold spaces with one.
+    path = _unquote(name.split("\t", 1)[0])
     if path == "/dev/null":
         return None
     if not path.startswith(prefix):

@@ -36,35 +36,84 @@ def countdown(start):
 '''
 CORE_FIXED = CORE_BUGGY.replace("width + height", "width * height")
 
+PYPROJECT = """\
+[project]
+name = "shapes"
+version = "1"
+
+[tool.pytest.ini_options]
+addopts = "-ra"
+"""
+
+CONFTEST = """\
+import pytest
+
+
+@pytest.fixture(autouse=True, params=['plain', 'fancy mode'])
+def mode(request):
+    return request.param
+"""
+
+TEST_AREA = """\
+import pytest
+
+from shapes import area
+
+
+@pytest.mark.parametrize(('w', 'h', 'want'), [(2, 3, 6), (2, 2, 4)], ids=['two by three', 'sq[2]::x'])
+def test_area(w, h, want):
+    assert area(w, h) == want
+
+
+def test_zero():
+    assert area(0, 0) == 0
+
+
+class TestMany:
+    def test_area(self):
+        assert area(5, 1) == 5
+"""
+
+TEST_LABEL = """\
+import unittest
+
+import pytest
+
+from shapes import countdown, label
+
+
+TEXTS = ['a b', 'こんにちは', '\\U0001f363/é', '[x]', 'tests/test_area.py::test_zero']
+
+
+@pytest.mark.parametrize('text', TEXTS)
+def test_label(text):
+    assert label(text) == f'[{text}]'
+
+
+def test_label_twice():
+    assert label('a', times=2) == '[a a]'
+
+
+@pytest.mark.skip(reason='PASSED')
+def test_skipped():
+    pass
+
+
+@pytest.mark.xfail(reason='PASSED', strict=False)
+def test_expected_failure():
+    assert label('') == ''
+"""
+
 FILES: dict[str, str] = {
     "shapes/__init__.py": "from shapes.core import area, countdown, label\n",
     "shapes/core.py": CORE_BUGGY,
     "shapes/data.txt": "one\ntwo\n",
-    "pyproject.toml": '[project]\nname = "shapes"\nversion = "1"\n\n[tool.pytest.ini_options]\naddopts = "-ra"\n',
+    "pyproject.toml": PYPROJECT,
     "tests/__init__.py": "",
-    "tests/conftest.py": (
-        "import pytest\n\n\n@pytest.fixture(autouse=True, params=['plain', 'fancy mode'])\n"
-        "def mode(request):\n    return request.param\n"
-    ),
-    "tests/test_area.py": (
-        "import pytest\n\nfrom shapes import area\n\n\n"
-        "@pytest.mark.parametrize(('w', 'h', 'want'), [(2, 3, 6), (2, 2, 4)], ids=['two by three', 'sq[2]::x'])\n"
-        "def test_area(w, h, want):\n    assert area(w, h) == want\n\n\n"
-        "def test_zero():\n    assert area(0, 0) == 0\n\n\n"
-        "class TestMany:\n    def test_area(self):\n        assert area(5, 1) == 5\n"
-    ),
-    "tests/test_label.py": (
-        "import unittest\n\nimport pytest\n\nfrom shapes import countdown, label\n\n\n"
-        "@pytest.mark.parametrize('text', ['a b', 'こんにちは', '\\U0001f363/é', '[x]', 'tests/test_area.py::test_zero'])\n"
-        "def test_label(text):\n    assert label(text) == f'[{text}]'\n\n\n"
-        "def test_label_twice():\n    assert label('a', times=2) == '[a a]'\n\n\n"
-        "class LabelCase(unittest.TestCase):\n    def test_empty(self):\n        self.assertEqual(label(''), '[]')\n\n"
-        "    def test_countdown(self):\n        for n in range(3):\n            with self.subTest(n=n):\n"
-        "                self.assertEqual(len(countdown(n)), n)\n\n\n"
-        "@pytest.mark.skip(reason='PASSED')\ndef test_skipped():\n    pass\n\n\n"
-        "@pytest.mark.xfail(reason='PASSED', strict=False)\ndef test_expected_failure():\n    assert label('') == ''\n"
-    ),
-}  # fmt: skip
+    "tests/conftest.py": CONFTEST,
+    "tests/test_area.py": TEST_AREA,
+    "tests/test_label.py": TEST_LABEL,
+}
 
 FAIL_TO_PASS = (
     "tests/test_area.py::test_area[plain-two by three]",
@@ -105,7 +154,9 @@ def diff(path: str, old: str | None, new: str | None, *, mode: str = "100644") -
         "/dev/null" if old is None else f"a/{path}",
         "/dev/null" if new is None else f"b/{path}",
     )
-    body = "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
+    body = "".join(
+        line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines
+    )
     return head + body
 
 
