@@ -84,6 +84,7 @@ class Helper:
         self._owner_fd = owner_fd
         self._sandboxes: dict[int, str] = {}
         """pid of a sandbox's init -> name."""
+        outside = os.geteuid()
         self._cgroups = Cgroups(owner)
         self._shifted, userns = _enter_private_mounts(state)
         self._stage = Stage(state, shifted=self._shifted, idmap_userns=userns)
@@ -96,7 +97,7 @@ class Helper:
             control,
             {
                 "hello": True,
-                "outside_uid": namespaces.SHIFT_BASE if self._shifted else os.geteuid(),
+                "outside_uid": namespaces.SHIFT_BASE if self._shifted else outside,
                 "shifted": self._shifted,
                 "cgroup_version": self._cgroups.version,
                 "controllers": list(self._cgroups.controllers),
