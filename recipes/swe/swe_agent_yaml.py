@@ -111,7 +111,7 @@ def _templates(section: Mapping[str, Any], settings: SweAgentSettings) -> None:
     for key, value in section.items():
         if key in TEMPLATES and value is not None:
             settings.values[TEMPLATES[key]] = value
-        elif key in TEMPLATES_IGNORED:
+        elif key in TEMPLATES_IGNORED and value:
             settings.warnings.append(f"agent.templates.{key} has no effect here")
         elif value:
             settings.errors.append(f"agent.templates.{key} is not supported")
