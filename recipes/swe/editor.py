@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from recipes.swe.parsing import Value
 from sandbox.types import Sandbox
 
+_OURS = (ConnectionError, TimeoutError)
+"""OSErrors that are no fact about a file: they propagate."""
+
 
 class EditError(Exception):
     """The call cannot be carried out; the message is the observation."""
@@ -104,6 +107,8 @@ class Editor:
             return f"File created successfully at: {path}"
         except IsADirectoryError:
             raise EditError(f"{path} is a directory.") from None
+        except _OURS:
+            raise
         except (OSError, ValueError) as error:
             raise EditError(f"cannot create {path}: {_reason(error)}.") from error
         raise EditError(f"{path} exists already, and `create` does not overwrite; use `str_replace`.")
@@ -184,7 +189,7 @@ class Editor:
         """Raises IsADirectoryError for a directory, EditError for anything else that is wrong."""
         try:
             return _File.decode(await self._sandbox.read_file(path))
-        except IsADirectoryError:
+        except (IsADirectoryError, *_OURS):
             raise
         except FileNotFoundError as error:
             raise EditError(f"the path {path} does not exist.") from error
@@ -200,6 +205,8 @@ class Editor:
     async def _write(self, path: str, data: bytes, *, mode: int) -> None:
         try:
             await self._sandbox.write_file(path, data, mode=mode)
+        except _OURS:
+            raise
         except (OSError, ValueError) as error:
             raise EditError(f"cannot write {path}: {_reason(error)}.") from error
 

@@ -141,3 +141,30 @@ async def test_view_of_bytes_is_text() -> None:
     shown, _ = await edit(b"caf\xe9\n", command="view")
     shown.encode("utf-8")
     assert "caf\ufffd" in shown
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("helper"), TimeoutError("slow")])
+async def test_faults_of_the_sandbox_are_not_observations(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    tool, sandbox = editor({PATH: b"a"})
+
+    async def fail(path: str, **_: Any) -> bytes:
+        raise error
+
+    monkeypatch.setattr(sandbox, "read_file", fail)
+    for command in ("view", "create", "str_replace"):
+        with pytest.raises(type(error)):
+            await tool.run({"command": command, "path": PATH, "file_text": "", "old_str": "a"})
+
+
+async def test_a_refused_write_is_an_observation(monkeypatch: pytest.MonkeyPatch) -> None:
+    tool, sandbox = editor({PATH: b"a"})
+
+    async def fail(path: str, data: bytes, **_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sandbox, "write_file", fail)
+    shown = await tool.run({"command": "str_replace", "path": PATH, "old_str": "a", "new_str": "b"})
+    assert "No space left on device" in shown
+    assert "no edit" in await tool.run({"command": "undo_edit", "path": PATH})
