@@ -88,6 +88,7 @@ def start_ray(cfg: SkyRLTrainConfig, paths: Mapping[str, str]) -> None:
         "SKYRL_LOG_FILE": str(Path(cfg.trainer.log_path) / "workers.log"),
         SYNC_DIR_VARIABLE: paths["shm_dir"],
         "HF_HUB_OFFLINE": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads must not take the core from the server
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",
     }

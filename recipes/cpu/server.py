@@ -40,14 +40,15 @@ class ServerSettings:
     """Context window in tokens."""
     max_num_seqs: int = 64
     """Requests decoded together."""
-    max_num_batched_tokens: int = 4096
-    """Tokens of one scheduler step."""
+    max_num_batched_tokens: int = 8192
+    """Tokens of one scheduler step; at least max_model_len."""
     dtype: str = "float32"
     """fp32: bf16 is emulated, and slower, on most CPUs."""
     kv_cache_gib: int = 1
     """Memory for the KV cache in GiB."""
-    threads: int = 2
-    """OpenMP threads of the engine."""
+    threads: int = 1
+    """OpenMP threads of the engine. One: small models gain nothing from more, and a second thread that
+    shares its core with the sandboxes makes the whole server four times slower."""
     seed: int = 0
     """Seed of the engine; each request brings its own as well."""
     worker_cls: str = "recipes.cpu.vllm_worker.SyncedCpuWorker"
@@ -100,6 +101,9 @@ class VllmServer:
             "--logprobs-mode", "processed_logprobs",
             "--generation-config", "vllm",
             "--enforce-eager",
+            # A seeded request whose prompt is prefilled in pieces crashes vLLM's engine on CPU
+            # ("CPU Generator does not use offset"): a prompt that does not fit waits instead.
+            "--no-enable-chunked-prefill",
             "--disable-uvicorn-access-log",
             *s.extra_args,
         ]  # fmt: skip
@@ -119,6 +123,7 @@ class VllmServer:
             VLLM_CPU_OMP_THREADS_BIND="nobind",
             VLLM_NO_USAGE_STATS="1",
             OMP_NUM_THREADS=str(self.settings.threads),
+            OMP_WAIT_POLICY="PASSIVE",
             # Eager mode: what is left of torch.compile (a logprob helper) costs 30 s on the first request.
             TORCHDYNAMO_DISABLE="1",
             HF_HUB_OFFLINE="1",
