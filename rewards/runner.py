@@ -22,7 +22,6 @@ TESTS_FAILED = 1
 """pytest's exit status when tests failed. The canaries always fail, so any other status is wrong."""
 _RESULT_LIMIT_BYTES = 64 << 20
 _DEAD = frozenset({"failed", "error", "skipped"})
-_TAMPERED_RESULT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +144,10 @@ async def _read_results(sandbox: GradingSandbox, path: str, key: bytes) -> Mappi
     """The signed results; None when they are missing or not signed by our runner."""
     try:
         data = await sandbox.read_file(path, limit_bytes=_RESULT_LIMIT_BYTES)
-    except _TAMPERED_RESULT:
-        return None
     except Exception as error:
+        # Code under test can leave anything at the path: nothing, a directory, a FIFO, a loop of links.
+        if isinstance(error, OSError | ValueError) and not isinstance(error, ConnectionError | TimeoutError):
+            return None
         raise GraderError(f"the sandbox failed while results were read: {error!r}") from error
     signature, _, body = data.partition(b"\n")
     expected = hashlib.blake2b(body, key=key, digest_size=32).hexdigest().encode()
