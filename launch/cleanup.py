@@ -22,6 +22,8 @@ if sys.path and Path(sys.path[0] or ".").resolve() == Path(__file__).resolve().p
 
 import psutil
 
+from sandbox.gc import collect
+
 RUN_VARIABLE = "MINISANDBOX_RUN"
 FOLDER_PREFIX = "msb-"
 OWNER_FILE = "owner"
@@ -37,16 +39,16 @@ class Cleaned:
     """`pid name` of each process killed."""
     folders: tuple[Path, ...]
     """Folders removed."""
-    sandboxes: int
-    """Sandboxes collected."""
+    sandbox_parts: int
+    """Helpers, cgroups and folders of sandboxes removed."""
 
     def __str__(self) -> str:
         """One line for a person."""
-        if not (self.processes or self.folders or self.sandboxes):
+        if not (self.processes or self.folders or self.sandbox_parts):
             return "nothing was left behind by dead runs"
         return (
             f"removed what dead runs left: {len(self.processes)} processes, "
-            f"{self.sandboxes} sandboxes, {len(self.folders)} folders"
+            f"{self.sandbox_parts} parts of sandboxes, {len(self.folders)} folders"
         )
 
 
@@ -93,7 +95,7 @@ def clean_up(folders: Iterable[Path] = TEMP_PARENTS) -> Cleaned:
 
     `folders` are those in which runs make their temporary folders."""
     killed = _kill(lambda run_id: not is_alive(run_id))
-    sandboxes = _collect_sandboxes()
+    parts = _collect_sandboxes()
     removed: list[Path] = []
     for folder in dict.fromkeys(folders):
         for candidate in folder.glob(f"{FOLDER_PREFIX}*"):
@@ -101,7 +103,7 @@ def clean_up(folders: Iterable[Path] = TEMP_PARENTS) -> Cleaned:
             if owner.is_file() and os.access(owner, os.R_OK) and not is_alive(owner.read_text("utf-8")):
                 shutil.rmtree(candidate, ignore_errors=True)
                 removed.append(candidate)
-    return Cleaned(tuple(killed), tuple(removed), sandboxes)
+    return Cleaned(tuple(killed), tuple(removed), parts)
 
 
 def end_run(run_id: str, folders: tuple[Path, ...]) -> Cleaned:
@@ -154,7 +156,8 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
 
 
 def _collect_sandboxes() -> int:
-    return 0
+    collected = collect()
+    return collected.processes + collected.cgroups + collected.directories
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -26,7 +26,11 @@ import json, sys
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.utils.utils import validate_cfg
 try:
-    validate_cfg(SkyRLTrainConfig.from_cli_overrides(json.load(sys.stdin)))
+    config = SkyRLTrainConfig.from_cli_overrides(json.load(sys.stdin))
+    engine = config.generator.inference_engine
+    if not (engine.run_engines_locally or engine.external_proxy_url or engine.external_server_urls):
+        engine.external_proxy_url = "http://127.0.0.1:1"  # the address is known once the server is started
+    validate_cfg(config)
 except (ValueError, AssertionError, TypeError, NotImplementedError) as error:
     sys.exit(f"REJECTED {error}")
 """

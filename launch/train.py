@@ -22,6 +22,7 @@ from launch.config_validate import load_config, missing_here
 from launch.exit_codes import BAD_CONFIG, FAILED, INTERRUPTED, OK, TERMINATED, UNUSABLE_MACHINE
 from launch.run_registry import RunPlan, plan_run, save_config, write_owner
 from launch.tracker import tracker_environment
+from recipes.report.metrics import FILE_NAME
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -97,7 +98,9 @@ def _run(config: dict[str, Any], plan: RunPlan) -> int:
         end_run(run_id, (temp_dir, shm_dir))
         write_owner(run_dir, run_id, state)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if status == OK:
+        if state == "failed":
+            _say(f"the training failed; logs: {run_dir / 'logs'}, trajectories: {run_dir / 'rollouts'}")
+    if status == OK or (run_dir / FILE_NAME).exists():
         _report(run_dir)
     return status
 
@@ -105,8 +108,13 @@ def _run(config: dict[str, Any], plan: RunPlan) -> int:
 def _report(run_dir: Path) -> None:
     from recipes.report.make import make_report
 
-    report = make_report(run_dir)
-    print(report.text)
+    try:
+        report = make_report(run_dir)
+    except (FileNotFoundError, ValueError) as error:
+        _say(f"no report: {error}")
+    else:
+        print(report.text)
+        _say(f"picture: {report.picture}")
 
 
 class _TerminatedError(BaseException):
