@@ -10,6 +10,7 @@ import ast
 import asyncio
 import difflib
 import hashlib
+import itertools
 import os
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ import yaml
 from recipes.swe.tasks_patch import replacements, split_lines
 from recipes.swe.tasks_projects import Bug, Project, load_projects
 
-SEEDS = range(5)
+SEEDS = range(4)
 LIKELIHOOD = 0.15
 """Low, so that most proposals change one place."""
 MAX_LINES = 3
@@ -37,29 +38,29 @@ HEADER = """\
 
 
 def propose(project: Project, repository: Path, seed: int) -> Iterator[Bug]:
-    """Small bugs in the project's own modules, in random order. Needs the extra `data`."""
+    """Small bugs in the project's own modules, in random order, made as they are asked for. Needs the
+    extra `data`."""
     from swesmith.bug_gen.adapters.python import get_entities_from_file_py
     from swesmith.bug_gen.procedural.python import MODIFIERS_PYTHON
 
-    proposals: list[Bug] = []
+    tries: list[tuple[str, str, Any, type, int]] = []
     for file in source_files(repository, project):
         text = file.read_bytes().decode("utf-8")
-        path = file.relative_to(repository).as_posix()
         entities: list[Any] = []
         get_entities_from_file_py(entities, str(file))
-        for modifier_seed in SEEDS:
-            for kind in MODIFIERS_PYTHON:
-                modifier = type(kind)(likelihood=LIKELIHOOD, seed=seed + modifier_seed)
-                for entity in entities:
-                    rewrite = modifier.modify(entity) if modifier.can_change(entity) else None
-                    if rewrite is not None:
-                        bug = to_bug(project, path, text, entity, rewrite)
-                        if bug is not None:
-                            proposals.append(bug)
-    unique = {(bug.path, bug.start_line, bug.end_line, bug.new_lines): bug for bug in proposals}
-    order = list(unique.values())
-    random.Random(seed).shuffle(order)
-    yield from order
+        path = file.relative_to(repository).as_posix()
+        kinds = [type(modifier) for modifier in MODIFIERS_PYTHON]
+        tries += [(path, text, *rest) for rest in itertools.product(entities, kinds, SEEDS)]
+    random.Random(seed).shuffle(tries)
+    seen: set[tuple[object, ...]] = set()
+    for path, text, entity, kind, modifier_seed in tries:
+        modifier = kind(likelihood=LIKELIHOOD, seed=seed + modifier_seed)
+        rewrite = modifier.modify(entity) if modifier.can_change(entity) else None
+        bug = to_bug(project, path, text, entity, rewrite) if rewrite is not None else None
+        if bug is None or (bug.path, bug.start_line, bug.end_line, bug.new_lines) in seen:
+            continue
+        seen.add((bug.path, bug.start_line, bug.end_line, bug.new_lines))
+        yield bug
 
 
 def source_files(repository: Path, project: Project) -> list[Path]:
@@ -192,22 +193,29 @@ async def main_async(options: argparse.Namespace) -> None:
 
     projects = load_projects(options.projects)
     root: Path = options.cache.absolute()
-    chosen: list[Bug] = []
+    chosen: dict[str, list[Bug]] = {}
     async with MiniBackend() as backend:
         fetcher = Fetcher(find_index(os.environ, Path.home()), root / "downloads")
         builder = LayerBuilder(root, backend, fetcher, current_interpreter())
         validator = Validator(root, backend, builder)
-        for project in projects.values():
+
+        async def work(project: Project) -> None:
             repository = layer_dir(root, await builder.repo(project)) / "root" / "testbed"
 
-            async def judge(bug: Bug, project: Project = project) -> int | None:
+            async def judge(bug: Bug) -> int | None:
                 verdict = await validator.validate(project, bug)
-                print(f"{bug.instance_id} {bug.symbol}: {verdict.status} {verdict.reason}")
+                print(f"{bug.instance_id} {bug.symbol}: {verdict.status} {verdict.reason}", flush=True)
                 return len(verdict.row.fail_to_pass) if verdict.row is not None else None
 
-            chosen += await choose(propose(project, repository, options.seed), options.count, judge)
-    options.output.write_text(dump(chosen), "utf-8")
-    print(f"{len(chosen)} bugs written to {options.output}")
+            chosen[project.name] = await choose(propose(project, repository, options.seed), options.count, judge)
+            done = [bug for name in projects for bug in chosen.get(name, [])]
+            options.output.write_text(dump(done), "utf-8")
+            print(f"{project.name}: {len(chosen[project.name])} bugs; {len(done)} in {options.output}", flush=True)
+
+        await builder.venv(next(iter(projects.values())))
+        async with asyncio.TaskGroup() as group:
+            for project in projects.values():
+                group.create_task(work(project))
 
 
 def main() -> None:

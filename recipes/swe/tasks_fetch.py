@@ -17,7 +17,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
 from recipes.swe.tasks_projects import Download
 from sandbox.cache_publish import write_atomically
@@ -101,7 +101,7 @@ class Fetcher:
         try:
             for attempt in Retrying(
                 stop=stop_after_attempt(self._attempts),
-                wait=wait_exponential_jitter(self._wait_s, max=10, jitter=self._wait_s),
+                wait=wait_exponential(self._wait_s, max=10) + wait_random(0, self._wait_s),
                 retry=retry_if_exception(_worth_retrying),
                 reraise=True,
             ):
