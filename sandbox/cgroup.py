@@ -33,7 +33,7 @@ def _own_paths() -> dict[str, str]:
 
 
 def _candidates(mount_point: str, root: str, own: str) -> list[str]:
-    """Directories under which a cgroup could be made: our own first (its limits still bind), then its parents."""
+    """Where a cgroup could be made: below our own first (its limits still bind), then its parents."""
     relative = os.path.relpath(own, root) if root != "/" else own.lstrip("/")
     if relative.startswith(".."):
         relative = ""
@@ -68,7 +68,8 @@ def _write(path: str, text: str) -> None:
         os.close(fd)
 
 
-def _remove_directory(path: str) -> None:
+def remove_directory(path: str) -> None:
+    """rmdir(2) of a cgroup, waiting a moment for its last process to be gone."""
     for _ in range(50):
         try:
             os.rmdir(path)
@@ -163,12 +164,12 @@ class Cgroups:
     def remove(self, name: str) -> None:
         """Remove the directories of one sandbox, whose processes are gone."""
         for path in self._paths(name):
-            _remove_directory(path)
+            remove_directory(path)
 
     def remove_all(self) -> None:
         """Remove the owner's own directories."""
         for path in set(self.bases.values()):
-            _remove_directory(path)
+            remove_directory(path)
 
     def _paths(self, name: str) -> list[str]:
         return [os.path.join(base, name) for base in sorted(set(self.bases.values()))]

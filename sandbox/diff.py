@@ -62,7 +62,9 @@ def read_regular(fd: int, path: str, limit_bytes: int) -> bytes:
 def make_patch(upper: int, layers: tuple[Path, ...], root: str) -> str:
     """The patch of everything below `root`; empty when nothing changed. Blocks: call it in a thread."""
     parts = [part for part in root.split("/") if part]
-    below = [_open_below(os.open(layer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), parts) for layer in layers]
+    below = [
+        _open_below(os.open(layer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), parts) for layer in layers
+    ]
     top = _open_below(os.dup(upper), parts)
     lower = [fd for fd in below if fd is not None]
     try:
@@ -183,7 +185,9 @@ class _Changes:
     @staticmethod
     def _open_directory(directory: int, name: str) -> int | None:
         try:
-            return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            return os.open(
+                name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory
+            )
         except (FileNotFoundError, NotADirectoryError):
             return None  # removed or replaced since it was listed
 

@@ -161,9 +161,8 @@ class Init:
         if message["shell"]:
             try:
                 cwd = os.readlink(f"/proc/{pid}/cwd")
-            except OSError as error:
-                # Gone, or made itself untraceable: the owner falls back to the last known directory.
-                cwd = "" if error.errno in (errno.ENOENT, errno.EACCES, errno.ESRCH) else ""
+            except OSError:
+                cwd = ""  # gone, or made itself untraceable: the owner falls back to the last known directory
             # First the signal, which the shell acts on as soon as its foreground command dies, else it
             # would go on with the next command of the list.
             os.kill(pid, _INTERRUPT)
@@ -308,7 +307,9 @@ def _started_since(root: int, since: int, *, spare: set[int]) -> list[int]:
             children.setdefault(int(fields[1]), []).append(int(name))
             started[int(name)] = int(fields[19])
     queue = [pid for pid in children.get(root, []) if started[pid] >= since]
-    queue += [pid for pid in children.get(1, []) if started[pid] >= since and pid not in spare and pid != root]
+    queue += [
+        pid for pid in children.get(1, []) if started[pid] >= since and pid not in spare and pid != root
+    ]
     victims: list[int] = []
     while queue:
         pid = queue.pop()

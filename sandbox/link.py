@@ -15,7 +15,7 @@ _PER_WAKE = 32
 
 
 class Link:
-    """`on_message(message, fds)` for each packet (it owns the descriptors), `on_end()` once at end of file."""
+    """`on_message(message, fds)` for each packet (it owns the descriptors), `on_end()` once at the end."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ def build_root(
     upper = os.open("upper/upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     # Short relative names: mount options are limited to one page.
     lower = ":".join([*layers, skeleton])
-    # userxattr: without privilege in the first user namespace only user.* attributes can mark opaque directories.
+    # userxattr: unprivileged in the first user namespace, only user.* attributes can mark opaque directories.
     options = f"userxattr,lowerdir={lower},upperdir=upper/upper,workdir=upper/work"
     syscalls.mount("overlay", "root", "overlay", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
     # Clone what will be attached while the stage can still be named; attach after the pivot, so that a
@@ -42,12 +42,18 @@ def build_root(
     os.chdir("root")
     # "." twice stacks the old root on the new one, pivot_root(2); it is unmounted below.
     syscalls.pivot_root(".", ".")
-    # The kernel allows a new proc only while a fully visible one is mounted here, so before the old root goes.
+    # A new proc is allowed only while a fully visible one is mounted here, so before the old root goes.
     proc_flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
     syscalls.mount("proc", "/proc", "proc", proc_flags)
     _attach(dev, "/dev")
     _attach(shm, "/dev/shm")
-    syscalls.mount("devpts", "/dev/pts", "devpts", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+    syscalls.mount(
+        "devpts",
+        "/dev/pts",
+        "devpts",
+        syscalls.MS_NOSUID | syscalls.MS_NOEXEC,
+        "newinstance,ptmxmode=0666,mode=620",
+    )
     for tree, target in trees:
         _attach(tree, target)
     syscalls.umount_detach(".")

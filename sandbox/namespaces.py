@@ -71,7 +71,7 @@ def bring_up_loopback() -> None:
 
 
 def set_limits(*, open_files: int, pids: int | None, memory_bytes: int | None) -> None:
-    """Resource limits, inherited by everything inside. `pids` and `memory_bytes` only where no cgroup does it."""
+    """Resource limits, inherited by all inside. `pids` and `memory_bytes` only where no cgroup does it."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     files = open_files if hard == resource.RLIM_INFINITY else min(open_files, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
@@ -94,12 +94,12 @@ def drop_privileges() -> None:
     syscalls.prctl(syscalls.PR_SET_SECUREBITS, 0x03)  # NOROOT and its lock: exec as uid 0 grants nothing
     syscalls.drop_all_capabilities()
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    # Others inside run under the same id: a dumpable init would give them its memory and descriptors, ptrace(2).
+    # Others inside have the same id: a dumpable init would give them its memory and descriptors, ptrace(2).
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
 
 
 def scrub_process_strings() -> None:
-    """Blank this process's command line and environment as /proc shows them; proc_pid_stat(5) fields 48-51."""
+    """Blank command line and environment as /proc shows them; proc_pid_stat(5) fields 48-51."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b") ")[2].split()
     arg_start, arg_end, env_start, env_end = (int(field) for field in fields[45:49])

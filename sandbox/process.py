@@ -1,4 +1,4 @@
-"""Naming processes so that a recycled pid is never mistaken for the old one: pid + start time, proc_pid_stat(5)."""
+"""Naming processes by pid and start time, so that a recycled pid is never mistaken for the old one."""
 
 import os
 

@@ -13,19 +13,25 @@ import struct
 from sandbox import syscalls
 
 _DENIED_EVERYWHERE = (425, 426, 427, 428, 429, 430, 431, 432, 433, 442, 443, 457, 458)
-"""io_uring_*, open_tree, move_mount, fsopen, fsconfig, fsmount, fspick, mount_setattr, quotactl_fd, statmount,
-listmount."""
+"""io_uring_*, open_tree, move_mount, fsopen, fsconfig, fsmount, fspick, mount_setattr, quotactl_fd,
+statmount, listmount."""
 
+# fmt: off
 _DENIED = {
     # mount umount2 pivot_root swapon swapoff reboot init_module delete_module finit_module kexec_load
     # kexec_file_load acct settimeofday clock_settime clock_adjtime quotactl add_key request_key keyctl bpf
     # userfaultfd perf_event_open setns open_by_handle_at iopl ioperm vhangup syslog lookup_dcookie uselib
     # nfsservctl fanotify_init
-    "x86_64": (165, 166, 155, 167, 168, 169, 175, 176, 313, 246, 320, 163, 164, 227, 305, 179, 248, 249, 250, 321)
-    + (323, 298, 308, 304, 172, 173, 153, 103, 212, 134, 180, 300),
-    "aarch64": (40, 39, 41, 224, 225, 142, 105, 106, 273, 104, 294, 89, 170, 112, 266, 60, 217, 218, 219, 280)
-    + (282, 241, 268, 265, 58, 116, 18, 42, 262),
+    "x86_64": (
+        165, 166, 155, 167, 168, 169, 175, 176, 313, 246, 320, 163, 164, 227, 305, 179, 248, 249, 250, 321,
+        323, 298, 308, 304, 172, 173, 153, 103, 212, 134, 180, 300,
+    ),
+    "aarch64": (
+        40, 39, 41, 224, 225, 142, 105, 106, 273, 104, 294, 89, 170, 112, 266, 60, 217, 218, 219, 280,
+        282, 241, 268, 265, 58, 116, 18, 42, 262,
+    ),
 }
+# fmt: on
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _UNSHARE = {"x86_64": 272, "aarch64": 97}
@@ -46,7 +52,7 @@ _NAMESPACE_FLAGS = (
 )
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
-"""Others are not confined by a network namespace (AF_VSOCK talks to the hypervisor) or only add kernel surface."""
+"""Others escape the network namespace (AF_VSOCK talks to the hypervisor) or only add kernel surface."""
 
 _LD_ABS, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
 _OFFSET_NR, _OFFSET_ARCH, _OFFSET_ARG0, _OFFSET_ARG1 = 0, 4, 16, 24
@@ -85,7 +91,12 @@ def build(machine: str) -> bytes:
         allow,
     ]
     # clone's low byte is the exit signal, not CLONE_NEWTIME.
-    clone_check = [(_LD_ABS, 0, 0, _OFFSET_ARG0), (_JSET, 0, 1, _NAMESPACE_FLAGS & ~0xFF), deny(errno.EPERM), allow]
+    clone_check = [
+        (_LD_ABS, 0, 0, _OFFSET_ARG0),
+        (_JSET, 0, 1, _NAMESPACE_FLAGS & ~0xFF),
+        deny(errno.EPERM),
+        allow,
+    ]
     when(_JEQ, _CLONE[machine], clone_check)
     when(_JEQ, _UNSHARE[machine], flags_check)
     ioctl_check = [

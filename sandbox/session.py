@@ -18,17 +18,20 @@ from sandbox.output import Collector, PipeReader
 from sandbox.types import ExecResult
 
 if TYPE_CHECKING:
-    from sandbox.mini import MiniSandbox
+    from sandbox.instance import MiniSandbox
 
 _OUT, _STATE, _COMMAND, _STATUS = 58, 59, 60, 62
-_PRELUDE = (
-    f"trap '{{ builtin printf \"%s\\0\" \"$PWD\"; builtin declare -p; builtin declare -f; }} >&{_STATE} 2>/dev/null' EXIT\n"
-    "trap 'exit 137' USR1\n"
-)
+_SAVE_STATE = "builtin printf '%s\\0' \"$PWD\"; builtin declare -p; builtin declare -f"
+_PRELUDE = f"""\
+__sandbox_exit() {{ {{ {_SAVE_STATE}; }} >&{_STATE} 2>/dev/null; }}
+trap __sandbox_exit EXIT
+trap 'exit 137' USR1
+"""
 _STEP = (
     f"IFS= builtin read -r -d '' -u {_COMMAND} __sandbox_command || builtin :; "
-    f'builtin eval "$__sandbox_command" </dev/null >&{_OUT} 2>&{_OUT} {_OUT}>&- {_COMMAND}<&- {_STATUS}>&-; '
-    f"builtin printf '%s %s\\0' \"$?\" \"$PWD\" >&{_STATUS}\n"
+    'builtin eval "$__sandbox_command" '
+    f"</dev/null >&{_OUT} 2>&{_OUT} {_OUT}>&- {_COMMAND}<&- {_STATUS}>&-; "
+    f'builtin printf \'%s %s\\0\' "$?" "$PWD" >&{_STATUS}\n'
 )
 _INTERRUPT_GRACE_S = 0.5
 _KILL_GRACE_S = 10.0
@@ -186,7 +189,7 @@ class MiniSession:
         self._cwd = cwd or self._cwd
 
     def _abandon(self, shell: _Shell, started: float) -> None:
-        """The caller was cancelled, or the sandbox is gone: never let the next command meet this one's report."""
+        """Cancelled, or the sandbox is gone: never let the next command meet this one's report."""
         self._sandbox.kill_soon(shell.child, elapsed_s=time.monotonic() - started)
         shell.close()
         self._shell = None

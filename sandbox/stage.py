@@ -12,7 +12,15 @@ from sandbox import namespaces, syscalls
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _KEEP_STAGED = 96
-_ETC_COPIED = ("ld.so.cache", "localtime", "os-release", "debian_version", "mime.types", "services", "protocols")
+_ETC_COPIED = (
+    "ld.so.cache",
+    "localtime",
+    "os-release",
+    "debian_version",
+    "mime.types",
+    "services",
+    "protocols",
+)
 _ETC_TREES = ("alternatives", "ld.so.conf.d", "fonts")
 _ETC_NETWORK = ("resolv.conf", "pip.conf")
 _ETC_NETWORK_TREES = ("ssl/certs", "pki/tls/certs", "pki/ca-trust", "ca-certificates")
@@ -37,7 +45,9 @@ class Stage:
         syscalls.mount("tmpfs", directory, "tmpfs", syscalls.MS_NOSUID, "mode=711,size=64m")
         for name in ("root", "upper", "layers"):
             os.mkdir(os.path.join(directory, name), 0o755)
-        self._attach(self._host_tree("/usr", idmap=True, optional_idmap=True), self._make("usr"), writable=False)
+        self._attach(
+            self._host_tree("/usr", idmap=True, optional_idmap=True), self._make("usr"), writable=False
+        )
         for network in (False, True):
             self._make_skeleton(self.skeleton(network=network), network=network)
         self._make_dev()
@@ -83,7 +93,9 @@ class Stage:
             os.close(tree)
             if optional_idmap:
                 return syscalls.open_tree(path)
-            raise OSError(error.errno, f"idmapped mount of {path} refused by its file system: {error}") from error
+            raise OSError(
+                error.errno, f"idmapped mount of {path} refused by its file system: {error}"
+            ) from error
         return tree
 
     def _attach(self, tree: int, target: str, *, writable: bool) -> None:
@@ -104,8 +116,10 @@ class Stage:
     def _make_skeleton(self, name: str, *, network: bool) -> None:
         base = self._make(name)
         for directory, mode in (
-            ("usr", 0o755), ("etc", 0o755), ("dev", 0o755), ("proc", 0o555), ("tmp", 0o1777), ("root", 0o700),
-            ("run", 0o755), ("var", 0o755), ("var/tmp", 0o1777), ("home", 0o755), ("opt", 0o755), ("mnt", 0o755),
+            ("usr", 0o755), ("etc", 0o755), ("dev", 0o755), ("proc", 0o555), ("tmp", 0o1777),
+            ("root", 0o700),
+            ("run", 0o755), ("var", 0o755), ("var/tmp", 0o1777), ("home", 0o755), ("opt", 0o755),
+            ("mnt", 0o755),
         ):  # fmt: skip
             path = os.path.join(base, directory)
             os.mkdir(path)

@@ -193,7 +193,9 @@ def prctl(option: int, arg2: int = 0, arg3: int = 0) -> int:
 
 def prctl_pointer(option: int, arg2: int, pointer: object) -> None:
     """prctl(2) whose third argument is a pointer made with `ctypes.byref`."""
-    result = _libc.prctl(ctypes.c_int(option), ctypes.c_ulong(arg2), pointer, ctypes.c_ulong(0), ctypes.c_ulong(0))
+    result = _libc.prctl(
+        ctypes.c_int(option), ctypes.c_ulong(arg2), pointer, ctypes.c_ulong(0), ctypes.c_ulong(0)
+    )
     _check(result, f"prctl {option}")
 
 

@@ -1,0 +1,319 @@
+"""One open MiniSandbox: the owner's side of its first process.
+
+Talks to `sandbox.init` over the sandbox's own socket; the helper is asked only to close it. Made by
+`sandbox.mini.MiniBackend`, never directly.
+"""
+
+import asyncio
+import itertools
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from sandbox import diff, wire
+from sandbox.errors import SandboxLostError, SandboxStartError
+from sandbox.link import Link
+from sandbox.output import Collector, PipeReader
+from sandbox.session import MiniSession
+from sandbox.types import MIB, ExecResult, Limits, SandboxSpec
+
+if TYPE_CHECKING:
+    from sandbox.mini import MiniBackend
+
+_BASE_ENV = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "USER": "root",
+    "LOGNAME": "root",
+    "SHELL": "/bin/bash",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    # Without capabilities nothing can be given to another owner, which tar tries for uid 0.
+    "TAR_OPTIONS": "--no-same-owner",
+}
+_START_TIMEOUT_S = 60.0
+_CLOSE_TIMEOUT_S = 60.0
+_KILL_TIMEOUT_S = 10.0
+
+
+class MiniSandbox:
+    """Implements `sandbox.types.Sandbox`."""
+
+    def __init__(self, backend: "MiniBackend", name: str, spec: SandboxSpec, sock: socket.socket) -> None:
+        self._backend = backend
+        self._name = name
+        self._spec = spec
+        self._env = {**_BASE_ENV, **spec.env}
+        self._upper = -1
+        self._ids = itertools.count(1)
+        loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = loop.create_future()
+        self._gone: asyncio.Future[None] = loop.create_future()
+        self._exits: dict[int, asyncio.Future[int]] = {}
+        self._replies: dict[int, asyncio.Future[int | None]] = {}
+        self._kills: dict[int, asyncio.Future[None]] = {}
+        self._cwds: dict[int, str] = {}
+        self._sessions: list[MiniSession] = []
+        self._closing = False
+        self._link = Link(sock, self._on_message, self._on_end)
+
+    @property
+    def id(self) -> str:
+        """See `sandbox.types.Sandbox.id`."""
+        return self._name
+
+    @property
+    def workdir(self) -> str:
+        """Where commands and sessions start."""
+        return self._spec.workdir
+
+    @property
+    def limits(self) -> Limits:
+        """The limits it was opened with."""
+        return self._spec.limits
+
+    # -- messages
+
+    def _on_message(self, message: wire.Message, fds: list[int]) -> None:
+        if "exit" in message:
+            future = self._exits.pop(message["exit"], None)
+            if future and not future.done():
+                future.set_result(message["status"])
+        elif "reply" in message:
+            self._on_reply(message, fds)
+            fds = []
+        elif "killed" in message:
+            self._cwds[message["killed"]] = message["cwd"]
+            killed = self._kills.pop(message["killed"], None)
+            if killed and not killed.done():
+                killed.set_result(None)
+        elif "ready" in message:
+            self._upper = fds.pop()
+            if not self._ready.done():
+                self._ready.set_result(None)
+        elif "fatal" in message and not self._ready.done():
+            self._ready.set_exception(SandboxStartError(message["fatal"]))
+        for fd in fds:
+            os.close(fd)
+
+    def _on_reply(self, message: wire.Message, fds: list[int]) -> None:
+        future = self._replies.pop(message["reply"], None)
+        if future is None or future.done():
+            for fd in fds:
+                os.close(fd)
+        elif number := message.get("errno"):
+            future.set_exception(OSError(number, os.strerror(number)))
+        else:
+            future.set_result(fds[0] if fds else None)
+
+    def _on_end(self) -> None:
+        self.mark_lost("the sandbox's first process ended")
+
+    def mark_lost(self, reason: str) -> None:
+        """Fail everything that waits."""
+        self._link.close()
+        if not self._ready.done():
+            self._ready.set_exception(SandboxStartError(reason))
+        for future in [*self._exits.values(), *self._replies.values(), *self._kills.values()]:
+            if not future.done():
+                future.set_exception(SandboxLostError(reason))
+                future.exception()  # not every waiter is still there; no warning about that
+        self._exits.clear()
+        self._replies.clear()
+        self._kills.clear()
+
+    def mark_gone(self) -> None:
+        """The helper reaped it."""
+        self.mark_lost("the sandbox was closed" if self._closing else "the sandbox died")
+        if not self._gone.done():
+            self._gone.set_result(None)
+
+    async def wait_ready(self) -> None:
+        """Until the first process has built its root."""
+        async with asyncio.timeout(_START_TIMEOUT_S):
+            await self._ready
+
+    # -- for sessions
+
+    def make_pipe(self) -> tuple[int, int]:
+        """A pipe whose ends may be reopened inside through /dev/stdout and the like."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        uid = self._backend.outside_uid
+        if uid != os.geteuid():
+            os.fchown(write_end, uid, uid)
+        return read_end, write_end
+
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        fds: tuple[int, ...],
+        targets: tuple[int, ...],
+        null: tuple[int, ...],
+        cwd: str,
+        env: Mapping[str, str] | None = None,
+        fallback_cwd: str | None = None,
+    ) -> tuple[int, asyncio.Future[int]]:
+        """Start a program with `fds` as its descriptors `targets`. Returns its id and its status to come."""
+        child = next(self._ids)
+        exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._exits[child] = exited
+        message: wire.Message = {
+            "op": "spawn",
+            "id": child,
+            "argv": list(argv),
+            "env": {**self._env, **(env or {})},
+            "cwd": cwd,
+            "fallback_cwd": fallback_cwd,
+            "targets": list(targets),
+            "null": list(null),
+        }
+        await self._link.send(message, fds)
+        return child, exited
+
+    async def kill(self, child: int, *, elapsed_s: float, shell: bool) -> None:
+        """Kill what `child` started in the last `elapsed_s`, and itself unless it is a `shell` to be asked."""
+        if child not in self._exits:
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._kills[child] = done
+        await self._link.send({"op": "kill", "id": child, "elapsed_s": elapsed_s, "shell": shell})
+        await asyncio.wait({done, self._exits.get(child, done)}, timeout=_KILL_TIMEOUT_S)
+
+    def kill_soon(self, child: int, *, elapsed_s: float) -> None:
+        """`kill` from where nothing can be awaited (cancellation)."""
+        if not self._link.closed and child in self._exits:
+            try:
+                self._link.send_now({"op": "kill", "id": child, "elapsed_s": elapsed_s, "shell": False})
+            except (BlockingIOError, SandboxLostError):
+                self._backend.request_close(self._name)  # it does not listen: end all of it
+
+    def last_cwd(self, child: int) -> str:
+        """Directory the shell was in when it was last interrupted, or ''."""
+        return self._cwds.get(child, "")
+
+    # -- sandbox.types.Sandbox
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+        output_limit_bytes: int | None = None,
+    ) -> ExecResult:
+        """See `sandbox.types.Sandbox.exec`."""
+        collector = Collector(self.limits.output_bytes if output_limit_bytes is None else output_limit_bytes)
+        started = time.monotonic()
+        read_end, write_end = self.make_pipe()
+        pipe = PipeReader(read_end)
+        theirs = [wire.memory_file(stdin)] if stdin else []
+        theirs += [write_end, write_end]
+        child, timed_out, finished = 0, False, False
+        try:
+            child, exited = await self.spawn(
+                argv,
+                fds=tuple(theirs),
+                targets=(0, 1, 2) if stdin else (1, 2),
+                null=() if stdin else (0,),
+                cwd=cwd or self.workdir,
+                env=env,
+            )
+            pipe.start(collector.add)
+            await asyncio.wait({exited}, timeout=timeout_s)
+            if not exited.done():
+                timed_out = True
+                await self.kill(child, elapsed_s=time.monotonic() - started, shell=False)
+                await asyncio.wait({exited}, timeout=_KILL_TIMEOUT_S)
+                if not exited.done():
+                    raise SandboxLostError(f"{argv[0]} could not be killed")
+            status = exited.result()
+            finished = True
+            pipe.drain()
+        finally:
+            if not finished and child:
+                self.kill_soon(child, elapsed_s=time.monotonic() - started)
+            pipe.close()
+            for fd in set(theirs):
+                os.close(fd)
+        output, truncated = collector.result()
+        return ExecResult(
+            output=output,
+            exit_status=None if timed_out else status,
+            timed_out=timed_out,
+            truncated=truncated,
+            duration_s=time.monotonic() - started,
+        )
+
+    async def open_session(self) -> MiniSession:
+        """See `sandbox.types.Sandbox.open_session`."""
+        session = MiniSession(self)
+        self._sessions.append(session)
+        await session.start()
+        return session
+
+    async def _ask(self, message: wire.Message, fds: tuple[int, ...] = ()) -> int | None:
+        number = next(self._ids)
+        future: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._replies[number] = future
+        try:
+            await self._link.send({**message, "id": number}, fds)
+            return await future
+        finally:
+            self._replies.pop(number, None)
+
+    async def read_file(self, path: str, *, limit_bytes: int = 16 * MIB) -> bytes:
+        """See `sandbox.types.Sandbox.read_file`."""
+        try:
+            fd = await self._ask({"op": "read", "path": path})
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, path) from None
+        if fd is None:
+            raise SandboxLostError("no descriptor came back")
+        return await asyncio.to_thread(diff.read_regular, fd, path, limit_bytes)
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """See `sandbox.types.Sandbox.write_file`."""
+        fd = wire.memory_file(data)
+        try:
+            await self._ask({"op": "write", "path": path, "mode": mode}, (fd,))
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, path) from None
+        finally:
+            os.close(fd)
+
+    async def diff(self, root: str) -> str:
+        """See `sandbox.types.Sandbox.diff`."""
+        if self._upper < 0:
+            raise SandboxLostError("the sandbox is closed")
+        upper = os.dup(self._upper)
+        try:
+            return await asyncio.to_thread(diff.make_patch, upper, self._spec.layers, root)
+        finally:
+            os.close(upper)
+
+    async def close(self) -> None:
+        """See `sandbox.types.Sandbox.close`."""
+        self._closing = True
+        self._backend.request_close(self._name)
+        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+            await asyncio.shield(self._gone)
+        self._link.close()
+        for session in self._sessions:
+            await session.close()
+        if self._upper >= 0:
+            os.close(self._upper)
+            self._upper = -1
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
