@@ -25,7 +25,14 @@ class Outer:
 
 
 def test_what_is_right_has_no_errors():
-    good = {"inner": {"share": 1}, "kind": "b", "names": ["x"], "maybe": None, "flag": True, "free": {"any": [1]}}
+    good = {
+        "inner": {"share": 1},
+        "kind": "b",
+        "names": ["x"],
+        "maybe": None,
+        "flag": True,
+        "free": {"any": [1]},
+    }
     assert check(good, Outer) == []
 
 
