@@ -7,6 +7,7 @@ neither Ray nor SkyRL.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,8 @@ from recipes.swe.types import Failure, Policy, Rollout, RolloutRequest, TaskInst
 from rewards.types import RewardResult, TestSpec
 from sandbox.errors import SandboxStartError
 from sandbox.types import Backend, CachedEnv, EnvSpec, Limits, Sandbox
+
+logger = logging.getLogger(__name__)
 
 
 class Environments(Protocol):
@@ -116,6 +119,10 @@ class RolloutRunner:
                 failure = await self._attempt(request, progress)
                 if failure is None:
                     break
+                logger.warning(
+                    "rollout %s, attempt %d of %d failed: %s: %s",
+                    request.trajectory_id, attempt, self._limits.attempts, failure.kind, failure.message,
+                )  # fmt: skip
             return Rollout(
                 trajectory_id=request.trajectory_id,
                 instance_id=request.task.instance_id,

@@ -1,8 +1,11 @@
 """The runner: stages add up, faults of ours are retried once and become data, limits hold."""
 
 import asyncio
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -258,3 +261,9 @@ def test_clock_charges_all_time_to_one_stage(monkeypatch: pytest.MonkeyPatch) ->
     assert clock.stage == ""
     clock.switch("grade")
     assert clock.stop()["grade"] == 1.0
+
+
+def test_importing_the_agent_loads_nothing_heavy() -> None:
+    heavy = "{'torch', 'transformers', 'tokenizers', 'vllm', 'skyrl', 'ray', 'hydra', 'wandb', 'aiohttp'}"
+    code = f"import sys, recipes.swe.rollout, recipes.swe.policy; assert not {heavy} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[2])
