@@ -2,18 +2,17 @@
 
 import pytest
 
-from rewards.grade import grade, select
+from rewards.grade import apply_patch, grade, select
+from rewards.lint import find_suspicions
+from rewards.patches import parse_patch
 from rewards.policy import PatchPolicy
 from rewards.runner import files_of
 from tests.rewards.attacks import DROPPED, RUN
 from tests.rewards.project import GOLD, SPEC, LocalSandbox
 
 FILES = files_of(SPEC.fail_to_pass + SPEC.pass_to_pass)
-WITHOUT_LINT = PatchPolicy(lint=False)
-SEMANTIC = {name for name in RUN if name.startswith("13")}
-"""Only the lint sees these: the product's behaviour itself depends on the tests."""
-THROUGH_THE_HEAP = {"06g report hook registered as a plugin", "06h recorder edited through the heap"}
-"""Not claimed to be stopped without the lint."""
+NEEDS_LINT = {name for name in RUN if name.startswith(("13", "06g", "06h"))}
+"""13: the product's own behaviour depends on the tests. 06g, 06h: in-process code that walks the heap."""
 
 
 @pytest.mark.parametrize("name", DROPPED)
@@ -48,13 +47,16 @@ async def test_the_fix_beside_debris_earns_one(local: LocalSandbox) -> None:
 
 @pytest.mark.parametrize("name", RUN)
 async def test_attack_in_product_code(name: str, local: LocalSandbox) -> None:
-    result = await grade(SPEC, RUN[name], local)
+    policy = PatchPolicy(lint=name in NEEDS_LINT)
+    result = await grade(SPEC, RUN[name], local, policy=policy)
     assert (result.reward, result.resolved) == (0.0, False)
     assert result.reasons
 
 
-@pytest.mark.parametrize("name", sorted(set(RUN) - SEMANTIC - THROUGH_THE_HEAP))
-async def test_attack_in_product_code_without_the_lint(name: str, local: LocalSandbox) -> None:
-    result = await grade(SPEC, RUN[name], local, policy=WITHOUT_LINT)
-    assert (result.reward, result.resolved) == (0.0, False)
-    assert result.reasons
+@pytest.mark.parametrize("name", [name for name in RUN if name.startswith(("04", "06", "13", "14"))])
+async def test_lint_sees_the_attack_too(name: str, local: LocalSandbox) -> None:
+    (part,) = parse_patch(RUN[name])
+    await apply_patch((part,), local, "/testbed")
+    source = await local.read_file(f"/testbed/{part.path}")
+    found = find_suspicions(part.path, source, part.added_lines, {"test_area"})
+    assert bool(found) == (name != "14c SystemExit at import")

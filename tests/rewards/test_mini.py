@@ -83,8 +83,8 @@ async def test_attack_from_the_agents_shell(name: str, backend: MiniBackend, lay
 
 @pytest.mark.parametrize("name", RUN)
 async def test_attack_in_product_code(name: str, backend: MiniBackend, layers: SandboxSpec) -> None:
-    lint = PatchPolicy(lint=name.startswith(("13", "06g", "06h")))
-    result = await judge(backend, layers, RUN[name], policy=lint)
+    policy = PatchPolicy(lint=name.startswith(("13", "06g", "06h")))
+    result = await judge(backend, layers, RUN[name], policy=policy)
     assert (result.reward, result.resolved) == (0.0, False)
     assert result.reasons
 
