@@ -156,7 +156,8 @@ def _conclude(report: Report, config: dict[str, Any], console: Console) -> int:
     table = Table(box=None)
     for heading in ("bug", "status", "reason"):
         table.add_column(heading, overflow="fold")
-    lost = [(verdict.instance_id, verdict.status, verdict.reason) for verdict in report.verdicts if not verdict.row]
+    invalid = (verdict for verdict in report.verdicts if verdict.row is None)
+    lost = [(verdict.instance_id, str(verdict.status), verdict.reason) for verdict in invalid]
     lost += [(name, "error", fault) for name, fault in report.faults.items()]
     for name, status, reason in lost:
         table.add_row(name, status, reason)
@@ -164,8 +165,8 @@ def _conclude(report: Report, config: dict[str, Any], console: Console) -> int:
         console.print(table, markup=False)
     counts = ", ".join(f"{count} {status}" for status, count in sorted(report.counts().items()))
     print(
-        f"[prepare] {report.tasks} tasks of {report.projects} projects in {report.duration_s:.1f} s ({counts}); "
-        f"{config['tasks_file']}"
+        f"[prepare] {report.tasks} tasks of {report.projects} projects in {report.duration_s:.1f} s "
+        f"({counts}); {config['tasks_file']}"
     )
     if report.tasks >= config["min_tasks"] and report.projects >= config["min_projects"]:
         return OK

@@ -85,9 +85,7 @@ class EnvCache:
         try:
             stamp = path.stat().st_mtime_ns
         except FileNotFoundError as error:
-            raise CacheError(
-                f"environment {spec.key} is not in {self._root}; {PREPARE_HINT}"
-            ) from error
+            raise CacheError(f"environment {spec.key} is not in {self._root}; {PREPARE_HINT}") from error
         known = self._memo.get(spec.key)
         if known is not None and known[0] == stamp:
             return known[1]

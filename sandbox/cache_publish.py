@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def has_layer(root: Path, name: str) -> bool:
 
 
 @contextmanager
-def publish_layer(root: Path, name: str, facts: dict[str, str]) -> Iterator[Path | None]:
+def publish_layer(root: Path, name: str, facts: dict[str, str]) -> Generator[Path | None]:
     """Gives the directory to fill, or None when the layer exists; publishes it when the block ends.
 
     `facts` is kept in `layer.json` for people. Blocks while another process builds the same layer."""

@@ -90,7 +90,8 @@ def load_rows(path: Path) -> list[TaskRow]:
             errors.append(f"line {number}: {error}")
             continue
         if row.instance_id in seen:
-            errors.append(f"line {number}: instance_id {row.instance_id} repeats line {seen[row.instance_id]}")
+            first = seen[row.instance_id]
+            errors.append(f"line {number}: instance_id {row.instance_id} repeats line {first}")
             continue
         seen[row.instance_id] = number
         rows.append(row)

@@ -66,11 +66,13 @@ def propose(project: Project, repository: Path, seed: int) -> Iterator[Bug]:
 def source_files(repository: Path, project: Project) -> list[Path]:
     """Python modules that are neither tests nor packaging."""
     tests = {repository / file for file in project.test_files}
-    skipped = {"tests", "test", "docs", "examples", "fuzz", "setup.py", "conftest.py", "__main__.py", "cli.py"}
+    folders = {"tests", "test", "docs", "examples", "fuzz"}
+    skipped = folders | {"setup.py", "conftest.py", "__main__.py", "cli.py"}
     return [
         file
         for file in sorted(repository.rglob("*.py"))
-        if file not in tests and not skipped & set(file.relative_to(repository).parts)
+        if file not in tests
+        and not skipped & set(file.relative_to(repository).parts)
         and not file.name.startswith("test")
     ]
 
@@ -144,8 +146,9 @@ def symbol_at(text: str, line: int) -> str:
 async def choose(
     proposals: Iterator[Bug], count: int, judge: Callable[[Bug], Awaitable[int | None]]
 ) -> list[Bug]:
-    """The first `count` proposals that hold up, no two in one function, few of one modifier. `judge` gives the
-    number of tests that a bug breaks, or None when it is no valid task."""
+    """The first `count` proposals that hold up, no two in one function, few of one modifier.
+
+    `judge` gives the number of tests that a bug breaks, or None when it is no valid task."""
     chosen: list[Bug] = []
     places: set[tuple[str, str]] = set()
     modifiers: dict[str, int] = {}
@@ -207,10 +210,11 @@ async def main_async(options: argparse.Namespace) -> None:
                 print(f"{bug.instance_id} {bug.symbol}: {verdict.status} {verdict.reason}", flush=True)
                 return len(verdict.row.fail_to_pass) if verdict.row is not None else None
 
-            chosen[project.name] = await choose(propose(project, repository, options.seed), options.count, judge)
+            proposals = propose(project, repository, options.seed)
+            chosen[project.name] = await choose(proposals, options.count, judge)
             done = [bug for name in projects for bug in chosen.get(name, [])]
             options.output.write_text(dump(done), "utf-8")
-            print(f"{project.name}: {len(chosen[project.name])} bugs; {len(done)} in {options.output}", flush=True)
+            print(f"{project.name}: {len(chosen[project.name])} bugs, {len(done)} in all", flush=True)
 
         await builder.venv(next(iter(projects.values())))
         async with asyncio.TaskGroup() as group:

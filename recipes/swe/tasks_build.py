@@ -22,7 +22,7 @@ from pathlib import Path
 from recipes.swe.tasks_fetch import Fetcher
 from recipes.swe.tasks_projects import Bug, Project
 from sandbox.cache import PYTHON_TARGET, VENV_TARGET, EnvRecord, layer_dir, python_env
-from sandbox.cache_publish import FIXED_MTIME_S, has_layer, layer_name, publish_layer, write_atomically
+from sandbox.cache_publish import FIXED_MTIME_S, has_layer, layer_name, publish_layer
 from sandbox.types import MIB, Backend, BindMount, Limits, SandboxSpec
 
 BUILD_VERSION = "1"
@@ -95,7 +95,7 @@ class LayerBuilder:
                 f"{installer} /opt/wheels/*.whl",
                 f"site=$({VENV_TARGET}/bin/python -c 'import site; print(site.getsitepackages()[0])')",
                 *(f"echo {path} >> $site/testbed.pth" for path in python_path),
-                # The files' content, not their times, decides whether a pyc is used: none is ever checked again.
+                # Unchecked: a pyc is used whatever the times of its source, which layers do not keep.
                 f"{VENV_TARGET}/bin/python -m compileall -q --invalidation-mode unchecked-hash $site",
                 f"tar -C / -cf /tmp/venv.tar {VENV_TARGET.lstrip('/')}",
             )
@@ -214,7 +214,7 @@ GIT_CONFIG = """[core]
 \tname = swe
 \temail = swe@localhost
 """
-"""Of the task's repository. Stat data other than size and time differ inside, so git must not compare them."""
+"""Of the task's repository. Inside, only size and time are as git saw them, so it compares no more."""
 
 
 def _commit(work: Path, home: Path, project: str) -> None:
@@ -256,20 +256,16 @@ def _commit(work: Path, home: Path, project: str) -> None:
 
 
 def _installer(python: Interpreter) -> tuple[str, tuple[BindMount, ...]]:
-    """Command that installs wheels named after it, and what it needs bound: uv when there is one, else pip."""
+    """Command that installs the wheels named after it, and what it needs bound: uv if found, else pip."""
     beside = str(Path(sys.executable).parent)
     uv = shutil.which("uv", path=os.pathsep.join((beside, os.environ.get("PATH", os.defpath))))
     target = f"{VENV_TARGET}/bin/python"
     if uv is None:
         return f"{python.program} -m pip --python {target} install -q --no-index --no-deps --no-compile", ()
+    options = "-q --offline --no-cache --no-index --no-deps --link-mode copy"
     folder = Path(uv).resolve().parent
-    return (
-        f"/opt/uv/uv pip install -q --offline --no-cache --no-index --no-deps --link-mode copy --python {target}",
-        (BindMount(folder, "/opt/uv"),),
-    )
+    return f"/opt/uv/uv pip install {options} --python {target}", (BindMount(folder, "/opt/uv"),)
 
 
 def _digest(facts: dict[str, str]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-

@@ -76,7 +76,7 @@ class Fetcher:
         data, _ = self._get(url)
         digest = hashlib.sha256(data).hexdigest()
         if digest != wanted.sha256:
-            raise FetchError(f"{wanted.file} from {_shown(url)} has sha256 {digest}, expected {wanted.sha256}")
+            raise FetchError(f"{_shown(url)} has sha256 {digest}, {wanted.sha256} is expected")
         write_atomically(target, data)
         return target
 

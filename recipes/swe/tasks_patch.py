@@ -21,9 +21,7 @@ def make_patch(path: str, old: str, new: str) -> str:
     """git-format diff from `old` to `new` of one file; empty when they are equal."""
     if old == new:
         return ""
-    body = difflib.unified_diff(
-        split_lines(old), split_lines(new), f"a/{path}", f"b/{path}"
-    )
+    body = difflib.unified_diff(split_lines(old), split_lines(new), f"a/{path}", f"b/{path}")
     lines = [line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}" for line in body]
     index = f"index {_blob_id(old)[:7]}..{_blob_id(new)[:7]} 100644\n"
     return f"diff --git a/{path} b/{path}\n{index}" + "".join(lines)

@@ -10,7 +10,7 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,14 +156,16 @@ def _write(report: Report, options: PrepareOptions) -> None:
             {"instance_id": verdict.instance_id, "status": verdict.status, "reason": verdict.reason}
             for verdict in report.verdicts
         ]
-        + [{"instance_id": name, "status": "error", "reason": fault} for name, fault in report.faults.items()],
+        + [
+            {"instance_id": name, "status": "error", "reason": fault} for name, fault in report.faults.items()
+        ],
     }
     target = options.tasks_file.with_suffix(".report.json")
     write_atomically(target, (json.dumps(summary, indent=1) + "\n").encode())
 
 
 @contextmanager
-def only_one(root: Path, waiting: Callable[[], None]) -> Iterator[None]:
+def only_one(root: Path, waiting: Callable[[], None]) -> Generator[None]:
     """One prepare at a time on a cache; `waiting` is called when another one is at work."""
     root.mkdir(parents=True, exist_ok=True)
     lock = FileLock(root / "prepare.lock")

@@ -20,13 +20,13 @@ def problem_statement(project: Project, bug: Bug, failing: tuple[str, ...], outp
     heading = f"# {project.name}: unexpected behaviour in `{bug.symbol}`\n\nFile: {bug.path}\n"
     call, error = failure_of(test, text)
     name = _cut(test.split("::", 1)[1] if "::" in test else test, 60)
-    shown = "\n".join(part for part in (f"{name}:", _cut(call, 80) and f"    {_cut(call, 80)}", error) if part)
+    shown = "\n".join([f"{name}:", *([f"    {_cut(call, 80)}"] if call else []), error])
     statement = f"{heading}\n```\n{shown}\n```\n"
     return statement if len(statement) <= MAX_CHARACTERS else f"{heading}\n```\n{name}: {error}\n```\n"
 
 
 def failure_of(test: str, output: str) -> tuple[str, str]:
-    """(failing statement of the test, error) of one test from pytest's short tracebacks; empty when absent."""
+    """(statement of the test that fails, error), from pytest's short tracebacks."""
     title = ".".join(test.split("::")[1:])
     lines = output.splitlines()
     for at, line in enumerate(lines):
@@ -34,7 +34,8 @@ def failure_of(test: str, output: str) -> tuple[str, str]:
         if found is None or found.group(1) != title:
             continue
         body = lines[at + 1 :]
-        end = next((k for k, text in enumerate(body) if _SECTION.match(text) or text.startswith("====")), len(body))
+        ends = (k for k, text in enumerate(body) if _SECTION.match(text) or text.startswith("===="))
+        end = next(ends, len(body))
         return _read_section(body[:end], test.split("::", 1)[0])
     return "", "it fails"
 

@@ -53,7 +53,7 @@ class Verdict:
     """The task, when valid."""
 
 
-class _Rejected(Exception):
+class _RejectedError(Exception):
     """Carries a verdict out of the steps below."""
 
     def __init__(self, status: Status, reason: str) -> None:
@@ -78,7 +78,7 @@ class Validator:
         try:
             venv, repo = await self._builder.venv(project), await self._builder.repo(project)
             clean_text, bugged_text = self._texts(bug, repo)
-        except (_Rejected, BuildError) as error:
+        except (_RejectedError, BuildError) as error:
             return Verdict(bug.instance_id, "build_error", str(error))
         kept = self._verdict_path(project, bug, venv, repo)
         known = read_verdict(kept)
@@ -92,7 +92,7 @@ class Validator:
                 row = await self._judge(project, bug, record, clean_text, bugged_text)
                 failing = len(row.fail_to_pass)
                 known = Verdict(bug.instance_id, "valid", f"{failing} tests fail because of it", row)
-            except _Rejected as error:
+            except _RejectedError as error:
                 known = Verdict(bug.instance_id, error.status, error.reason)
             write_atomically(kept, dump_verdict(known).encode())
         if known.row is not None:
@@ -105,20 +105,21 @@ class Validator:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise _Rejected("build_error", f"{bug.path} cannot be read: {error.strerror}") from error
+            raise _RejectedError("build_error", f"{bug.path} cannot be read: {error.strerror}") from error
         digest = hashlib.sha256(data).hexdigest()
         if digest != bug.sha256:
-            raise _Rejected("build_error", f"{bug.path} has sha256 {digest}, the bug was made for {bug.sha256}")
+            why = f"{bug.path} has sha256 {digest}, the bug was made for {bug.sha256}"
+            raise _RejectedError("build_error", why)
         clean = data.decode("utf-8")
         lines = split_lines(clean)
         new = [f"{line}\n" for line in bug.new_lines]
         return clean, "".join([*lines[: bug.start_line - 1], *new, *lines[bug.end_line :]])
 
     async def _judge(self, project: Project, bug: Bug, record: EnvRecord, clean: str, bugged: str) -> TaskRow:
-        """The task row. Raises _Rejected."""
+        """The task row. Raises _RejectedError."""
         patch = make_patch(bug.path, clean, bugged)
         if not patch:
-            raise _Rejected("harmless", "it changes nothing")
+            raise _RejectedError("harmless", "it changes nothing")
         passing = await self._passing_clean(project, record)
         runs = [await self._run(project, record, traceback=attempt == 0) for attempt in range(REPEATS)]
         fail_to_pass, pass_to_pass = classify(passing, runs)
@@ -145,10 +146,11 @@ class Validator:
         runs = [await self._run(project, record) for _ in range(REPEATS)]
         for run in runs:
             if run.problems:
-                raise _Rejected("build_error", f"the tests of {project.name} cannot be run: {run.problems[0]}")
+                why = f"the tests of {project.name} cannot be run: {run.problems[0]}"
+                raise _RejectedError("build_error", why)
         passing = frozenset.intersection(*(_passed(run) for run in runs))
         if not passing:
-            raise _Rejected("build_error", f"no test of {project.name} passes without a bug")
+            raise _RejectedError("build_error", f"no test of {project.name} passes without a bug")
         return passing
 
     async def _run(self, project: Project, record: EnvRecord, *, traceback: bool = False) -> TestRun:
@@ -167,10 +169,10 @@ class Validator:
         """Gold must earn 1 and nothing 0, from the grader that training uses."""
         gold = await self._grade(row, record, gold_patch(row))
         if gold.reward != 1.0:
-            raise _Rejected("unusable", f"the gold patch earns {gold.reward}: {'; '.join(gold.reasons)}")
+            raise _RejectedError("unusable", f"the gold patch earns {gold.reward}: {'; '.join(gold.reasons)}")
         empty = await self._grade(row, record, "")
         if empty.reward != 0.0:
-            raise _Rejected("unusable", f"an empty patch earns {empty.reward}")
+            raise _RejectedError("unusable", f"an empty patch earns {empty.reward}")
 
     async def _grade(self, row: TaskRow, record: EnvRecord, patch: str) -> RewardResult:
         env = open_record(self._root, row.instance_id, record)
@@ -179,10 +181,9 @@ class Validator:
             return await grade(tests, patch, sandbox)
 
     def _verdict_path(self, project: Project, bug: Bug, venv: str, repo: str) -> Path:
-        facts = json.dumps(
-            [VALIDATION_VERSION, venv, repo, project.test_files, project.repo, project.image_name, asdict(bug)],
-            sort_keys=True,
-        )
+        names = (project.repo, project.image_name)
+        inputs = [VALIDATION_VERSION, venv, repo, project.test_files, *names, asdict(bug)]
+        facts = json.dumps(inputs, sort_keys=True)
         digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
         return self._root / "tasks" / "verdicts" / f"{bug.instance_id}.{digest}.json"
 
@@ -191,21 +192,23 @@ def classify(passing: frozenset[str], runs: list[TestRun]) -> tuple[tuple[str, .
     """(FAIL_TO_PASS, PASS_TO_PASS), sorted, from the ids that pass without the bug and runs with it."""
     for run in runs:
         if run.timed_out:
-            raise _Rejected("unusable", f"the tests take more than {TEST_TIMEOUT_S:.0f} s with it")
+            raise _RejectedError("unusable", f"the tests take more than {TEST_TIMEOUT_S:.0f} s with it")
         if run.problems:
-            raise _Rejected("unusable", f"the tests cannot be run with it: {run.problems[0]}")
-    uncollected = sorted(test for run in runs for test, status in run.statuses.items() if _is_file_error(test, status))
+            raise _RejectedError("unusable", f"the tests cannot be run with it: {run.problems[0]}")
+    uncollected = sorted(
+        test for run in runs for test, status in run.statuses.items() if _is_file_error(test, status)
+    )
     if uncollected:
-        raise _Rejected("unusable", f"{uncollected[0]} cannot be imported with it")
+        raise _RejectedError("unusable", f"{uncollected[0]} cannot be imported with it")
     broken = [passing - _passed(run) for run in runs]
     if any(other != broken[0] for other in broken):
         different = min(frozenset.union(*broken) - frozenset.intersection(*broken))
-        raise _Rejected("flaky", f"{different} does not fail each time")
+        raise _RejectedError("flaky", f"{different} does not fail each time")
     if not broken[0]:
-        raise _Rejected("harmless", "no test fails")
+        raise _RejectedError("harmless", "no test fails")
     kept = passing - broken[0]
     if not kept:
-        raise _Rejected("unusable", "every test fails")
+        raise _RejectedError("unusable", "every test fails")
     return tuple(sorted(broken[0])), tuple(sorted(kept))
 
 

@@ -1,4 +1,4 @@
-"""A tiny project with its sdist, and a package index in a folder: everything prepare needs, without a network."""
+"""A tiny project with its sdist, and a package index in a folder: all that prepare needs."""
 
 import base64
 import hashlib
@@ -189,5 +189,3 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     projects_file.write_text(yaml.safe_dump(projects))
     bugs_file.write_text(yaml.safe_dump({"bugs": bugs}))
     return Workshop(folder, f"file://{folder}/simple", projects_file, bugs_file)
-
-

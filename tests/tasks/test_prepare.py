@@ -63,8 +63,8 @@ def test_rows_follow_the_schema(cache: Path) -> None:
     assert list(data) == [
         "instance_id", "patch", "FAIL_TO_PASS", "PASS_TO_PASS", "image_name", "repo", "problem_statement",
     ]  # fmt: skip
-    assert data["FAIL_TO_PASS"] == ["test_tiny.py::test_clamp[high]", "test_tiny.py::test_clamp[in the middle]",
-                                    "test_tiny.py::test_clamp[low]"]  # fmt: skip
+    names = ("high", "in the middle", "low")
+    assert data["FAIL_TO_PASS"] == [f"test_tiny.py::test_clamp[{name}]" for name in names]
     assert "test_tiny.py::test_independent" in data["PASS_TO_PASS"]
     assert not any("skipped" in test for test in data["PASS_TO_PASS"])
     statement = data["problem_statement"]
@@ -135,7 +135,9 @@ def test_second_run_opens_no_sandbox_and_fetches_nothing(
     assert command.main(workshop.overrides(cache, "index_url=file:///nonexistent")) == 0
     after = {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()}
     changed = {path.name for path in after if before.get(path) != after[path]}
-    assert all(name.endswith((".report.json", ".lock")) or name.startswith("someone__tiny") for name in changed)
+    assert all(
+        name.endswith((".report.json", ".lock")) or name.startswith("someone__tiny") for name in changed
+    )
     assert not list(cache.rglob(".tmp-*"))
 
 
@@ -169,7 +171,11 @@ def test_configuration_faults_are_all_named(
 def test_faults_of_a_list_are_all_named(
     workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = workshop.bugs_file.read_text().replace("end_line: 9", "end_line: 2").replace("path: tiny.py", "path: ../x", 1)
+    text = (
+        workshop.bugs_file.read_text()
+        .replace("end_line: 9", "end_line: 2")
+        .replace("path: tiny.py", "path: ../x", 1)
+    )
     bad = tmp_path / "bugs.yaml"
     bad.write_text(text)
     assert command.main(workshop.overrides(tmp_path / "cache", f"bugs_file={bad}")) == 2
