@@ -175,13 +175,14 @@ class MiniSandbox:
         return child, exited
 
     async def kill(self, child: int, *, elapsed_s: float, shell: bool) -> None:
-        """Kill what `child` started in the last `elapsed_s`, and itself unless it is a `shell` to be asked."""
+        """Kill what `child` started in the last `elapsed_s`, and it too unless a `shell` to be asked."""
         if child not in self._exits:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._kills[child] = done
         await self._link.send({"op": "kill", "id": child, "elapsed_s": elapsed_s, "shell": shell})
-        await asyncio.wait({done, self._exits.get(child, done)}, timeout=_KILL_TIMEOUT_S)
+        waiting = {done, self._exits.get(child, done)}
+        await asyncio.wait(waiting, timeout=_KILL_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
 
     def kill_soon(self, child: int, *, elapsed_s: float) -> None:
         """`kill` from where nothing can be awaited (cancellation)."""
