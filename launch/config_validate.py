@@ -14,18 +14,24 @@ from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from launch.config_check import check
+from launch.config_check import MISSING, check
 from launch.config_compose import CONFIG_DIR, ROOT, ConfigError, compose_config, to_plain
 from launch.config_schema import TrainConfig
 
 
-def load_config(overrides: Sequence[str], *, config_dir: Path = CONFIG_DIR) -> dict[str, Any]:
-    """The resolved configuration, paths made absolute. Raises ConfigError with every fault."""
+def load_config(
+    overrides: Sequence[str], *, inputs_must_exist: bool = False, config_dir: Path = CONFIG_DIR
+) -> dict[str, Any]:
+    """The resolved configuration, paths made absolute. Raises ConfigError with every fault.
+
+    `inputs_must_exist`: unless it is a dry run, local models and tasks that are named must be there."""
     composed, errors = compose_config(overrides, config_dir=config_dir)
     make_paths_absolute(composed)
     plain, unresolved = to_plain(composed)
     errors.extend(unresolved)
     errors.extend(check_all(plain, already_reported=errors))
+    if inputs_must_exist and plain.get("dry_run") is False:
+        errors.extend(missing_inputs(plain))
     if errors:
         raise ConfigError(list(dict.fromkeys(errors)))
     return plain
@@ -36,7 +42,7 @@ def check_all(plain: Mapping[str, Any], already_reported: Sequence[str] = ()) ->
     unresolved = {line.split(":", 1)[0] for line in already_reported}
     errors = [line for line in check(plain, TrainConfig) if line.split(":", 1)[0] not in unresolved]
     faulty = {line.split(":", 1)[0] for line in errors} | unresolved
-    if not any(path.startswith(("policy", "trainer", "sandbox", "cluster", "skyrl")) for path in faulty):
+    if not any(path.startswith(("policy", "trainer", "sandbox", "cluster", "agent")) for path in faulty):
         errors.extend(_check_rules(plain))
     errors.extend(_check_agent(plain.get("agent")))
     told = {line.split(": ", 1)[1] for line in errors}
@@ -81,6 +87,10 @@ def _check_rules(plain: Mapping[str, Any]) -> list[str]:
         errors.append("policy.prompt_tokens: is larger than policy.context_tokens")
     if policy["turn_tokens"] >= policy["context_tokens"]:
         errors.append("policy.turn_tokens: leaves no room for a prompt in policy.context_tokens")
+    for key, limit in (("max_context_tokens", "context_tokens"), ("max_response_tokens", "turn_tokens")):
+        wanted = plain["agent"].get(key)
+        if isinstance(wanted, int) and wanted > policy[limit]:
+            errors.append(f"agent.{key}: {wanted} is more than policy.{limit}, {policy[limit]}")
     if sandbox["disk_mib"] >= sandbox["memory_mib"]:
         errors.append(
             "sandbox.disk_mib: must be below sandbox.memory_mib, since files of the sandbox count as memory"
@@ -133,11 +143,21 @@ def missing_here(config: Mapping[str, Any]) -> list[str]:
     """What a run needs and this machine lacks, each with what to do; empty when all is there."""
     from launch.machine import missing_on_machine
 
+    return [*missing_inputs(config), *missing_on_machine(config)]
+
+
+def missing_inputs(config: Mapping[str, Any]) -> list[str]:
+    """Local models and tasks that the configuration names and that do not exist."""
     missing: list[str] = []
-    policy_path, data_path = config["policy"]["path"], config["data"]["path"]
-    if is_local(policy_path) and not (Path(policy_path) / "config.json").is_file():
-        hint = "; run: python launch/make_policy.py" if config["policy"]["name"] == "cpu_tiny" else ""
-        missing.append(f"policy.path: no model in {policy_path}{hint}")
-    if is_local(data_path) and not Path(data_path).exists():
-        missing.append(f"data.path: {data_path} does not exist; run: python launch/prepare.py")
-    return [*missing, *missing_on_machine(config)]
+    policy, tasks = (_path_in(config.get(section)) for section in ("policy", "data"))
+    if policy and is_local(policy) and not (Path(policy) / "config.json").is_file():
+        hint = "; run: python launch/make_policy.py" if config["policy"].get("name") == "cpu_tiny" else ""
+        missing.append(f"policy.path: no model in {policy}{hint}")
+    if tasks and is_local(tasks) and not Path(tasks).exists():
+        missing.append(f"data.path: {tasks} does not exist; run: python launch/prepare.py")
+    return missing
+
+
+def _path_in(section: Any) -> str | None:
+    path = section.get("path") if isinstance(section, Mapping) else None
+    return path if isinstance(path, str) and path != MISSING else None

@@ -21,6 +21,8 @@ PACKAGES = {
     True: ("skyrl", "vllm", "vllm-router", "torch", "ray", "flash-attn"),
 }
 """Distributions that a run imports, without and with GPUs."""
+CPU_RUN_GIB = 6
+"""Driver, Ray, one trainer and one vLLM process, and eight sandboxes."""
 EXACT = {"vllm-router": "0.1.14"}
 """SkyRL 0.4.0 reads an argument that later routers lack."""
 
@@ -69,9 +71,9 @@ def missing_on_machine(config: Mapping[str, Any]) -> list[str]:
         missing.append(f"GPUs: {needs.gpus} on each of {needs.nodes} nodes, {gpus_here} here")
     missing.extend(_missing_packages(needs.gpus > 0))
     missing.extend(_missing_hub_parts(config))
-    free = psutil.virtual_memory().available / GIB
-    if not needs.gpus and free < 6:
-        missing.append(f"memory: about 6 GiB free are needed, {free:.1f} GiB are")
+    memory = psutil.virtual_memory().total / GIB
+    if not needs.gpus and memory < CPU_RUN_GIB:
+        missing.append(f"memory: about {CPU_RUN_GIB} GiB are needed, {memory:.1f} GiB are here")
     return missing
 
 

@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _checked_run(overrides: list[str]) -> int:
-    config = load_config(overrides)
+    config = load_config(overrides, inputs_must_exist=True)
     if config["dry_run"]:
         from launch.dry_run import dry_run_text
 

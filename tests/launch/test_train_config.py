@@ -106,8 +106,11 @@ def test_rules_between_keys():
 
 
 def test_missing_inputs_are_configuration_errors(tmp_path: Path):
-    done = train(["+recipe=cpu_demo", f"policy.path={tmp_path}/no", f"data.path={tmp_path}/no.jsonl"])
+    done = train(
+        ["+recipe=cpu_demo", f"policy.path={tmp_path}/no", f"data.path={tmp_path}/no.jsonl", "seed=x"]
+    )
     assert done.returncode == 2
+    assert "seed: must be a whole number" in done.stderr
     assert "policy.path: no model in" in done.stderr
     assert "make_policy.py" in done.stderr
     assert "data.path:" in done.stderr
