@@ -81,7 +81,8 @@ def _run(config: dict[str, Any], plan: RunPlan) -> int:
     config["paths"] |= {"temp_dir": str(temp_dir), "shm_dir": str(shm_dir)}
     os.environ.update({RUN_VARIABLE: run_id, **tracker_environment(config)})
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # without bytecode, imports of workers take a minute
-    signal.signal(signal.SIGTERM, _raise_terminated)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _raise_terminated)
     state, status = "failed", FAILED
     try:
         from recipes.swe.experiment import run
@@ -94,10 +95,10 @@ def _run(config: dict[str, Any], plan: RunPlan) -> int:
     except _TerminatedError:
         state, status = "interrupted", TERMINATED
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the clean-up is short and must not be cut
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # the clean-up is short and must not be cut
         end_run(run_id, (temp_dir, shm_dir))
         write_owner(run_dir, run_id, state)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         if state == "failed":
             _say(f"the training failed; logs: {run_dir / 'logs'}, trajectories: {run_dir / 'rollouts'}")
     if status == OK or (run_dir / FILE_NAME).exists():
@@ -118,7 +119,7 @@ def _report(run_dir: Path) -> None:
 
 
 class _TerminatedError(BaseException):
-    """SIGTERM; not an Exception, so that nobody below takes it for a failure to retry."""
+    """SIGTERM or SIGHUP; not an Exception, so that nobody below takes it for a failure to retry."""
 
 
 def _raise_terminated(_number: int, _frame: FrameType | None) -> None:
