@@ -14,6 +14,7 @@ import ray
 from loguru import logger
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.utils import validate_cfg
+from skyrl.train.utils.trainer_utils import cleanup_old_checkpoints
 from skyrl.train.utils.utils import prepare_runtime_environment
 
 from recipes.cpu.server import REPOSITORY, ServerSettings, VllmServer
@@ -36,6 +37,10 @@ class CpuTrainer(SweTrainer):
 
         super().build_models(policy_actor(), CriticWorker, RefWorker)
 
+    def _cleanup_old_checkpoints(self) -> None:
+        """On this machine only; SkyRL's starts a Ray task per node, whose imports take 10-20 s."""
+        cleanup_old_checkpoints(self.cfg.trainer.ckpt_path, self.cfg.trainer.max_ckpts_to_keep)
+
 
 class CpuSweExp(SweExp):
     """The experiment over a server of our own."""
@@ -48,10 +53,14 @@ class CpuSweExp(SweExp):
         super().__init__(cfg, settings)
 
     def get_inference_client(self) -> Any:
-        """SkyRL's client of our server, once it answers."""
+        """SkyRL's client of our server, which need not answer yet: workers come up meanwhile."""
         self.fanout = self.start_fanout(self.server.url)
-        self.server.wait_healthy()
         return super().get_inference_client()
+
+    def wait_until_ready(self) -> None:
+        """Block until server and rollout workers are there."""
+        self.server.wait_healthy()
+        super().wait_until_ready()
 
 
 def server_settings(cfg: SkyRLTrainConfig) -> ServerSettings:

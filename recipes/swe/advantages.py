@@ -60,6 +60,13 @@ class SweTrainer(RayPPOTrainer):
     logprob_tolerance: float | None = None
     """Mean difference of log-probabilities that stops the run; None where kernels differ (bf16, GPU)."""
 
+    async def train(self) -> None:
+        """As SkyRL's; the connections to the server belong to this event loop and end with it."""
+        try:
+            await super().train()
+        finally:
+            await self.inference_engine_client.teardown()
+
     def postprocess_generator_output(
         self,
         generator_output: GeneratorOutput,

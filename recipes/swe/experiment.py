@@ -136,6 +136,17 @@ class SweExp(BasePPOExp):
         trainer.logprob_tolerance = self.logprob_tolerance
         return trainer
 
+    def _setup_trainer(self) -> SweTrainer:
+        """SkyRL's set-up; then wait for what came up meanwhile."""
+        trainer = super()._setup_trainer()
+        self.wait_until_ready()
+        return trainer
+
+    def wait_until_ready(self) -> None:
+        """Block until rollouts can run; raises what went wrong."""
+        if self.fanout is not None:
+            self.fanout.wait_ready()
+
     def get_trajectory_logger(self) -> None:
         """None: rollouts are written by the generator."""
         return None

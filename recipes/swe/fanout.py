@@ -114,10 +114,11 @@ class Fanout:
             num_cpus=0, num_gpus=0, max_concurrency=4096, max_restarts=-1, max_task_retries=1
         )(RolloutWorker)
         self._workers = [actor.remote(factory, dict(config)) for _ in range(workers)]
+        self._readiness = [worker.ready.remote() for worker in self._workers]
 
-    async def ready(self) -> None:
-        """Wait until each worker can run rollouts; raises what went wrong in one."""
-        await asyncio.gather(*(worker.ready.remote() for worker in self._workers))
+    def wait_ready(self) -> None:
+        """Block until each worker can run rollouts; raises what went wrong in one."""
+        ray.get(self._readiness)
 
     async def run(self, requests: Sequence[RolloutRequest]) -> list[Rollout]:
         """All rollouts at once; results in the order of `requests`."""
