@@ -156,7 +156,7 @@ RUN: dict[str, str] = {
         "import glob, json\nopen('/opt/grader/result-0', 'w').write(json.dumps({'statuses': {}}))\n"
     ),
     "runner replaced": source("open('/opt/grader/run.py', 'w').write('raise SystemExit(0)')\n"),
-    "prints the start token": source("print('PASSED tests/test_area.py::TestMany::test_area[plain]')\n"),
+    "prints a result": source("print('PASSED tests/test_area.py::TestMany::test_area[plain]')\n"),
     "does not import": source("def broken(:\n"),
 }
 """Attacks in product code, which does run."""
