@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from recipes.swe.tasks_patch import replacements, split_lines
-from recipes.swe.tasks_projects import Bug, Project, load_projects
+from recipes.swe.tasks_projects import Bug, Project, load_bugs, load_projects
 
 SEEDS = range(4)
 LIKELIHOOD = 0.15
@@ -115,7 +115,10 @@ def to_bug(project: Project, path: str, text: str, entity: Any, rewrite: Any) ->
 
 def _fix_is_short(bugged: str, clean: str) -> bool:
     edits = replacements(bugged, clean)
-    return len(edits) == 1 and all(side.count("\n") < MAX_LINES for side in edits[0])
+    if len(edits) != 1:
+        return False
+    lines = [side.split("\n") for side in edits[0]]
+    return all(len(side) <= MAX_LINES and max(map(len, side)) <= MAX_COLUMNS for side in lines)
 
 
 def _compiles(text: str) -> bool:
@@ -196,7 +199,12 @@ async def main_async(options: argparse.Namespace) -> None:
 
     projects = load_projects(options.projects)
     root: Path = options.cache.absolute()
+    wanted: list[str] = options.project or list(projects)
     chosen: dict[str, list[Bug]] = {}
+    if options.output.exists():
+        for bug in load_bugs(options.output, projects):
+            if bug.project not in wanted:
+                chosen.setdefault(bug.project, []).append(bug)
     async with MiniBackend() as backend:
         fetcher = Fetcher(find_index(os.environ, Path.home()), root / "downloads")
         builder = LayerBuilder(root, backend, fetcher, current_interpreter())
@@ -218,8 +226,8 @@ async def main_async(options: argparse.Namespace) -> None:
 
         await builder.venv(next(iter(projects.values())))
         async with asyncio.TaskGroup() as group:
-            for project in projects.values():
-                group.create_task(work(project))
+            for name in wanted:
+                group.create_task(work(projects[name]))
 
 
 def main() -> None:
@@ -230,6 +238,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=data / "local_bugs.yaml")
     parser.add_argument("--cache", type=Path, default=data.parents[1] / ".cache")
     parser.add_argument("--count", type=int, default=6, help="bugs per project")
+    parser.add_argument("--project", action="append", help="only this one; others keep their bugs")
     parser.add_argument("--seed", type=int, default=24)
     asyncio.run(main_async(parser.parse_args()))
 

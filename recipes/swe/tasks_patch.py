@@ -154,27 +154,26 @@ def replacements(old: str, new: str) -> list[tuple[str, str]]:
 
 
 def _unique_edit(lines: Sequence[str], first: int, last: int, new: Sequence[str]) -> tuple[str, str]:
-    """Widens lines[first:last] by neighbours, one at a time, until the text occurs once."""
+    """Widens lines[first:last] by as few neighbours as make its text unique, the shortest such text."""
     text = "".join(lines)
-    low, high = first, last
-    while True:
-        old = "".join(lines[low:high])
-        if old and text.count(old) == 1:
-            break
-        if low == 0 and high == len(lines):
-            raise ValueError("no text of the file is unique")
-        # Above first: the line before a change (an `if`, a `def`) names it best.
-        if low > 0 and (first - low <= high - last or high == len(lines)):
-            low -= 1
-        else:
-            high += 1
-    before, after = "".join(lines[low:first]), "".join(lines[last:high])
-    replaced = before + "".join(new) + after
-    if replaced and old.endswith("\n") and replaced.endswith("\n"):
-        shorter_old, shorter_new = old[:-1], replaced[:-1]
-        if text.count(shorter_old) == 1:
-            return shorter_old, shorter_new
-    return old, replaced
+    for extra in range(first + len(lines) - last + 1):
+        windows = ((first - above, last + extra - above) for above in range(extra + 1))
+        texts = [
+            ("".join(lines[low:high]), low, high) for low, high in windows if low >= 0 and high <= len(lines)
+        ]
+        unique = [window for window in texts if window[0] and text.count(window[0]) == 1]
+        if unique:
+            old, low, high = min(unique, key=lambda window: len(window[0]))
+            replaced = "".join([*lines[low:first], *new, *lines[last:high]])
+            return _without_last_newline(text, old, replaced)
+    raise ValueError("no text of the file is unique")
+
+
+def _without_last_newline(text: str, old: str, new: str) -> tuple[str, str]:
+    """Both without their last line end, where that leaves them what they are."""
+    if old.endswith("\n") and new.endswith("\n") and text.count(old[:-1]) == 1:
+        return old[:-1], new[:-1]
+    return old, new
 
 
 def _blob_id(text: str) -> str:

@@ -121,8 +121,10 @@ class Validator:
         if not patch:
             raise _RejectedError("harmless", "it changes nothing")
         passing = await self._passing_clean(project, record)
-        runs = [await self._run(project, record, traceback=attempt == 0) for attempt in range(REPEATS)]
-        fail_to_pass, pass_to_pass = classify(passing, runs)
+        first = await self._run(project, record, traceback=True)
+        classify(passing, [first])  # a hopeless one stops here
+        others = [await self._run(project, record) for _ in range(REPEATS - 1)]
+        fail_to_pass, pass_to_pass = classify(passing, [first, *others])
         row = TaskRow(
             instance_id=bug.instance_id,
             patch=patch,
@@ -130,7 +132,7 @@ class Validator:
             pass_to_pass=pass_to_pass,
             image_name=project.image_name,
             repo=project.repo,
-            problem_statement=problem_statement(project, bug, fail_to_pass, runs[0].output),
+            problem_statement=problem_statement(project, bug, fail_to_pass, first.output),
         )
         await self._check_grader(row, record)
         return row
