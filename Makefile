@@ -46,7 +46,7 @@ policy: $(SETUP) prepare ## train the demo's small starting policy (once; a few 
 	@$(PY) launch/make_policy.py
 
 demo: $(SETUP) ## the whole thing on this machine: set up, prepare, train, picture at the end
-	@echo "[demo] 1/4 this machine"; $(PY) launch/doctor.py
+	@echo "[demo] 1/4 this machine"; $(PY) launch/doctor.py --no-checks
 	@echo "[demo] 2/4 environments and tasks from real projects"; $(PY) launch/prepare.py
 	@echo "[demo] 3/4 a small policy that speaks the tool format a little"; $(PY) launch/make_policy.py
 	@echo "[demo] 4/4 reinforcement learning"; $(PY) launch/train.py +recipe=$(RECIPE) $(ARGS)

@@ -55,6 +55,7 @@ def _checked_run(overrides: list[str]) -> int:
     unusable = _kernel_fault(config)
     if unusable is not None:
         print(f"launch/train.py: this machine cannot open sandboxes: {unusable}", file=sys.stderr)
+        print("python launch/doctor.py shows all that was tried", file=sys.stderr)
         return UNUSABLE_MACHINE
     plan = plan_run(Path(config["paths"]["runs_dir"]), config["run_name"], config["resume"], config)
     if plan.run_name != config["run_name"] or plan.resume_step is not None:
@@ -65,22 +66,19 @@ def _checked_run(overrides: list[str]) -> int:
 
 
 def _kernel_fault(config: dict[str, Any]) -> str | None:
-    """Why sandboxes of the configured kind cannot be opened here; None when they can."""
-    return None
+    """Why sandboxes cannot be opened here and what to change; None when they can."""
+    from sandbox.probe import unusable_reason
+
+    cache_dir = Path(config["paths"]["cache_dir"])
+    return unusable_reason(cache_dir if cache_dir.is_dir() else None)
 
 
 def _run(config: dict[str, Any], plan: RunPlan) -> int:
     run_dir = Path(config["paths"]["run_dir"])
     run_id = make_run_id(plan.run_name)
-    parents = (Path(config["paths"]["temp_dir"]), Path(config["paths"]["shm_dir"]))
-    _say(str(clean_up((*TEMP_PARENTS, *parents))))
+    _say(str(clean_up((*TEMP_PARENTS, *_temp_parents(config)))))
     _say(f"{plan.note}; folder {run_dir}")
-    temp_dir, shm_dir = (temp_folder(parent, run_id) for parent in parents)
-    save_config(run_dir, config)
-    write_owner(run_dir, run_id, "running")
-    config["paths"] |= {"temp_dir": str(temp_dir), "shm_dir": str(shm_dir)}
-    os.environ.update({RUN_VARIABLE: run_id, **tracker_environment(config)})
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # without bytecode, imports of workers take a minute
+    folders = _open_run(config, run_id)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _raise_terminated)
     state, status = "failed", FAILED
@@ -97,13 +95,31 @@ def _run(config: dict[str, Any], plan: RunPlan) -> int:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # the clean-up is short and must not be cut
-        end_run(run_id, (temp_dir, shm_dir))
+        end_run(run_id, folders)
         write_owner(run_dir, run_id, state)
         if state == "failed":
             _say(f"the training failed; logs: {run_dir / 'logs'}, trajectories: {run_dir / 'rollouts'}")
     if status == OK or (run_dir / FILE_NAME).exists():
         _report(run_dir)
     return status
+
+
+def _temp_parents(config: dict[str, Any]) -> tuple[Path, Path]:
+    return Path(config["paths"]["temp_dir"]), Path(config["paths"]["shm_dir"])
+
+
+def _open_run(config: dict[str, Any], run_id: str) -> tuple[Path, ...]:
+    """Make the run's folders, record it, and set the environment that its processes inherit.
+
+    Returns the temporary folders, which take the place of their parents in `config`."""
+    run_dir = Path(config["paths"]["run_dir"])
+    save_config(run_dir, config)
+    write_owner(run_dir, run_id, "running")
+    temp_dir, shm_dir = (temp_folder(parent, run_id) for parent in _temp_parents(config))
+    config["paths"] |= {"temp_dir": str(temp_dir), "shm_dir": str(shm_dir)}
+    os.environ.update({RUN_VARIABLE: run_id, **tracker_environment(config)})
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # without bytecode, imports of workers take a minute
+    return temp_dir, shm_dir
 
 
 def _report(run_dir: Path) -> None:

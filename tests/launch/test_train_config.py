@@ -145,3 +145,10 @@ def test_dry_run_reports_what_only_skyrl_itself_can_see():
     done = command("+recipe=swe_smith_1600", "dry_run=true", "skyrl.generator.inference_engine.num_engines=3")
     assert done.returncode == 2
     assert "num_rollout_gpus" in done.stderr
+
+
+def test_the_kernel_of_this_machine_is_asked(tmp_path: Path):
+    from launch.train import _kernel_fault
+    from sandbox.probe import unusable_reason
+
+    assert _kernel_fault({"paths": {"cache_dir": str(tmp_path)}}) == unusable_reason(tmp_path)
