@@ -161,7 +161,7 @@ def _unique_edit(lines: Sequence[str], first: int, last: int, new: Sequence[str]
         texts = [
             ("".join(lines[low:high]), low, high) for low, high in windows if low >= 0 and high <= len(lines)
         ]
-        unique = [window for window in texts if window[0] and text.count(window[0]) == 1]
+        unique = [window for window in texts if _occurs_once(window[0], text)]
         if unique:
             old, low, high = min(unique, key=lambda window: len(window[0]))
             replaced = "".join([*lines[low:first], *new, *lines[last:high]])
@@ -169,9 +169,14 @@ def _unique_edit(lines: Sequence[str], first: int, last: int, new: Sequence[str]
     raise ValueError("no text of the file is unique")
 
 
+def _occurs_once(part: str, text: str) -> bool:
+    """Overlapping occurrences count, which str.count would miss."""
+    return bool(part) and text.find(part) == text.rfind(part) >= 0
+
+
 def _without_last_newline(text: str, old: str, new: str) -> tuple[str, str]:
     """Both without their last line end, where that leaves them what they are."""
-    if old.endswith("\n") and new.endswith("\n") and text.count(old[:-1]) == 1:
+    if old.endswith("\n") and new.endswith("\n") and _occurs_once(old[:-1], text):
         return old[:-1], new[:-1]
     return old, new
 
