@@ -152,3 +152,19 @@ def test_the_kernel_of_this_machine_is_asked(tmp_path: Path):
     from sandbox.probe import unusable_reason
 
     assert _kernel_fault({"paths": {"cache_dir": str(tmp_path)}}) == unusable_reason(tmp_path)
+
+
+def test_a_kernel_without_user_namespaces_exits_3(tmp_path: Path):
+    inside = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
+    closed = ["unshare", "--user", "--map-root-user", "bash", "-c", inside, "bash"]
+    if subprocess.run([*closed, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("user namespaces cannot be closed here")
+    done = subprocess.run(
+        [*closed, sys.executable, str(ROOT / "launch" / "train.py"), *inputs(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3, done.stderr
+    assert "sysctl user.max_user_namespaces" in done.stderr
+    assert not (tmp_path / "runs").exists()
