@@ -1,0 +1,1 @@
+"""Software-engineering rollouts: tasks, agent, policy client, generator, experiment."""
