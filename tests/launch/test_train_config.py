@@ -132,6 +132,13 @@ def test_help():
 
 
 @pytest.mark.slow
+def test_dry_run_of_the_demo_is_accepted_by_skyrl():
+    done = command("+recipe=cpu_demo", "dry_run=true")
+    assert done.returncode == 0, done.stderr
+    assert "accepts this configuration" in done.stdout
+
+
+@pytest.mark.slow
 def test_dry_run_of_the_headline_lists_what_is_missing_here():
     done = command("+recipe=swe_smith_1600", "dry_run=true")
     assert done.returncode == 0, done.stderr
