@@ -6,7 +6,7 @@ wrong. Attacks that need to look at the host are in tests/sandbox, not here.
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def _expect_result(result: ExecResult, status: int | None, output: bytes | None,
 
 
 @asynccontextmanager
-async def _layered(backend: Backend) -> AsyncIterator[tuple[Sandbox, Path]]:
+async def _layered(backend: Backend) -> AsyncGenerator[tuple[Sandbox, Path]]:
     """A sandbox over one layer holding a small /testbed."""
     with tempfile.TemporaryDirectory(prefix="conformance-") as name:
         layer = Path(name)
@@ -51,7 +51,7 @@ async def _layered(backend: Backend) -> AsyncIterator[tuple[Sandbox, Path]]:
 @asynccontextmanager
 async def _session(
     backend: Backend, spec: SandboxSpec | None = None
-) -> AsyncIterator[tuple[Sandbox, Session]]:
+) -> AsyncGenerator[tuple[Sandbox, Session]]:
     async with await backend.open(spec or SandboxSpec()) as sandbox:
         session = await sandbox.open_session()
         yield sandbox, session
@@ -304,10 +304,12 @@ async def isolation_basics(backend: Backend) -> None:
         result = await run("ls -d /proc/[0-9]* | wc -l")
         _expect(int(result.output) < 10, "own processes only", result)
         for attempt in (
-            "mount -t tmpfs x /mnt", "umount /usr", "unshare -U true", "unshare -m true", "mount -o remount,rw /usr",
-            "touch /usr/x", "chroot / true", "mknod /n c 1 3 && head -c 1 /n > /dev/null", "kill -9 1 && ! kill -0 1",
-            "cat /proc/1/environ | grep -q =", "ls /proc/1/fd/", "ls /proc/1/root/", "cat /proc/kcore | head -c 1 | grep -q .",
-            "echo x > /proc/sysrq-trigger", "echo x > /proc/sys/kernel/core_pattern", "dmesg",
+            "mount -t tmpfs x /mnt", "umount /usr", "unshare -U true", "unshare -m true",
+            "mount -o remount,rw /usr", "touch /usr/x", "chroot / true",
+            "mknod /n c 1 3 && head -c 1 /n > /dev/null", "kill -9 1 && ! kill -0 1",
+            "cat /proc/1/environ | grep -q =", "ls /proc/1/fd/", "ls /proc/1/root/",
+            "cat /proc/kcore | head -c 1 | grep -q .", "echo x > /proc/sysrq-trigger",
+            "echo x > /proc/sys/kernel/core_pattern", "dmesg",
         ):  # fmt: skip
             _expect((await run(attempt)).exit_status != 0, f"{attempt!r} must fail")
         _expect((await run("echo still here")).output == b"still here\n", "and the sandbox still lives")

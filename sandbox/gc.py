@@ -63,9 +63,9 @@ def _record(path: Path) -> dict[str, Any]:
 
 def _kill_helper(path: Path) -> int:
     tag = str(_record(path).get("helper", ""))
-    if not process.is_alive(tag):
+    if not tag or not process.is_alive(tag):
         return 0
-    os.kill(int(tag.partition("-")[0]), signal.SIGKILL)
+    os.kill(process.pid_of(tag), signal.SIGKILL)
     deadline = time.monotonic() + _KILL_WAIT_S
     while process.is_alive(tag) and time.monotonic() < deadline:
         time.sleep(0.005)

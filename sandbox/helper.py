@@ -13,7 +13,7 @@ import sys
 
 from sandbox import init, namespaces, syscalls, wire
 from sandbox.cgroup import Cgroups
-from sandbox.stage import Stage
+from sandbox.stage import NotIdmappableError, Stage
 
 
 def main() -> None:
@@ -35,23 +35,6 @@ def main() -> None:
         helper.shut_down()
 
 
-def _idmap_userns() -> int:
-    """A descriptor of a user namespace with the shifted map, for idmapped mounts; no process stays in it."""
-    wait_read, wait_write = os.pipe()
-    pid = syscalls.clone(syscalls.CLONE_NEWUSER)
-    if pid == 0:
-        os.close(wait_write)
-        os.read(wait_read, 1)
-        os._exit(0)
-    try:
-        namespaces.write_maps(pid, shifted=True)
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(wait_read)
-        os.close(wait_write)
-        os.waitpid(pid, 0)
-
-
 def _enter_private_mounts(state: str) -> tuple[bool, int]:
     """Leave the host's mount namespace. Returns (ids are shifted, descriptor of the idmap)."""
     uid, gid = os.geteuid(), os.getegid()
@@ -64,7 +47,7 @@ def _enter_private_mounts(state: str) -> tuple[bool, int]:
     # Slave, not private: what the host unmounts must not stay busy in here. Nothing of ours goes back.
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
     try:
-        userns = _idmap_userns()
+        userns = namespaces.idmap_userns()
         tree = syscalls.open_tree(state)
         try:
             syscalls.mount_setattr(tree, syscalls.MOUNT_ATTR_IDMAP, userns)
@@ -84,10 +67,11 @@ class Helper:
         self._owner_fd = owner_fd
         self._sandboxes: dict[int, str] = {}
         """pid of a sandbox's init -> name."""
-        outside = os.geteuid()
+        self._outside_uid = os.geteuid()
         self._cgroups = Cgroups(owner)
-        self._shifted, userns = _enter_private_mounts(state)
-        self._stage = Stage(state, shifted=self._shifted, idmap_userns=userns)
+        self._state = state
+        shifted, userns = _enter_private_mounts(state)
+        self._stages = {shifted: self._make_stage(shifted, userns)}
         self._wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake_write = wake_write
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -97,13 +81,18 @@ class Helper:
             control,
             {
                 "hello": True,
-                "outside_uid": namespaces.SHIFT_BASE if self._shifted else outside,
-                "shifted": self._shifted,
+                "outside_uid": namespaces.SHIFT_BASE if shifted else self._outside_uid,
+                "shifted": shifted,
                 "cgroup_version": self._cgroups.version,
                 "controllers": list(self._cgroups.controllers),
                 "cgroup_directories": sorted(set(self._cgroups.bases.values())),
             },
         )
+
+    def _make_stage(self, shifted: bool, userns: int) -> Stage:
+        directory = os.path.join(self._state, "shifted" if shifted else "plain")
+        os.mkdir(directory, 0o711)
+        return Stage(directory, shifted=shifted, idmap_userns=userns)
 
     def serve(self) -> None:
         """Until the owner is gone."""
@@ -153,7 +142,7 @@ class Helper:
 
     def _start(self, request: wire.Message, sock: socket.socket) -> None:
         name: str = request["name"]
-        self._complete(request)
+        shifted = self._complete(request)
         self._cgroups.create(
             name, memory_bytes=request["limits"]["memory_bytes"], pids=request["limits"]["pids"]
         )
@@ -163,10 +152,10 @@ class Helper:
         try:
             pid = syscalls.clone(namespaces.flags(own_network=own_network))
             if pid == 0:
-                self._child(request, sock, release_read, release_write)
+                self._child(request, sock, shifted, release_read, release_write)
             self._sandboxes[pid] = name
             self._cgroups.enter(name, pid)
-            namespaces.write_maps(pid, shifted=self._shifted)
+            namespaces.write_maps(pid, shifted=shifted)
             os.write(release_write, b"g")
         except OSError:
             if pid:
@@ -178,17 +167,25 @@ class Helper:
             os.close(release_read)
             os.close(release_write)
 
-    def _complete(self, request: wire.Message) -> None:
-        """Replace host paths by names in the staging area."""
-        request["layers"] = [self._stage.layer(path) for path in request["layers"]]
-        binds = [("usr", "/usr")]
-        binds += [(self._stage.layer(path), path) for path in self._stage.host_directories()]
-        for source, target, writable in request["binds"]:
-            binds.append((self._stage.layer(source, writable=writable), target))
-        request["binds"] = binds
+    def _complete(self, request: wire.Message) -> bool:
+        """Replace host paths by names in a staging area; returns whether ids are shifted in it."""
+        shifted = True in self._stages
+        try:
+            staged = self._stages[shifted].resolve(request["layers"], request["binds"])
+        except NotIdmappableError:
+            # A layer on an overlay or network file system: this sandbox's root keeps our id outside.
+            shifted = False
+            if shifted not in self._stages:
+                self._stages[shifted] = self._make_stage(shifted, -1)
+            staged = self._stages[shifted].resolve(request["layers"], request["binds"])
+        request["layers"], request["binds"] = staged
         request["controllers"] = list(self._cgroups.controllers)
+        request["outside_uid"] = namespaces.SHIFT_BASE if shifted else self._outside_uid
+        return shifted
 
-    def _child(self, request: wire.Message, sock: socket.socket, release: int, release_write: int) -> None:
+    def _child(
+        self, request: wire.Message, sock: socket.socket, shifted: bool, release: int, release_write: int
+    ) -> None:
         # The write end first: this process must see end of file if the helper dies before releasing it.
         os.close(release_write)
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -200,8 +197,9 @@ class Helper:
         if os.read(release, 1) != b"g":
             os._exit(1)
         os.close(release)
-        skeleton = self._stage.skeleton(network=request["network"] == "host")
-        init.run(sock, request, stage=self._stage.directory, skeleton=skeleton, shifted=self._shifted)
+        stage = self._stages[shifted]
+        skeleton = stage.skeleton(network=request["network"] == "host")
+        init.run(sock, request, stage=stage.directory, skeleton=skeleton, shifted=shifted)
 
     def _reap(self) -> None:
         while self._sandboxes:

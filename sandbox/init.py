@@ -27,7 +27,7 @@ def run(sock: socket.socket, request: wire.Message, *, stage: str, skeleton: str
     code = 1
     try:
         upper = _build(request, stage=stage, skeleton=skeleton, shifted=shifted)
-        wire.send(sock, {"ready": True}, (upper,))
+        wire.send(sock, {"ready": True, "outside_uid": request["outside_uid"]}, (upper,))
         os.close(upper)
         code = Init(sock).serve()
     except BaseException as error:  # noqa: BLE001 - the boundary of a process: reported, then it ends

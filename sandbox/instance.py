@@ -48,6 +48,7 @@ class MiniSandbox:
         self._spec = spec
         self._env = {**_BASE_ENV, **spec.env}
         self._upper = -1
+        self._outside_uid = -1
         self._ids = itertools.count(1)
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = loop.create_future()
@@ -92,6 +93,7 @@ class MiniSandbox:
                 killed.set_result(None)
         elif "ready" in message:
             self._upper = fds.pop()
+            self._outside_uid = int(message["outside_uid"])
             if not self._ready.done():
                 self._ready.set_result(None)
         elif "fatal" in message and not self._ready.done():
@@ -141,7 +143,7 @@ class MiniSandbox:
     def make_pipe(self) -> tuple[int, int]:
         """A pipe whose ends may be reopened inside through /dev/stdout and the like."""
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
-        uid = self._backend.outside_uid
+        uid = self._outside_uid
         if uid != os.geteuid():
             os.fchown(write_end, uid, uid)
         return read_end, write_end

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from sandbox import process, wire
 from sandbox.errors import SandboxLostError, SandboxStartError, SandboxUnavailableError
@@ -51,12 +51,7 @@ class MiniBackend:
         return "mini"
 
     @property
-    def outside_uid(self) -> int:
-        """Id outside of uid 0 inside."""
-        return int(self._hello["outside_uid"])
-
-    @property
-    def facts(self) -> Mapping[str, object]:
+    def facts(self) -> Mapping[str, Any]:
         """What the helper found: shifted ids, cgroup version and controllers."""
         return self._hello
 

@@ -56,6 +56,7 @@ def build_root(
     )
     for tree, target in trees:
         _attach(tree, target)
+    _guard_proc()
     syscalls.umount_detach(".")
     os.chdir("/")
     return upper
@@ -76,3 +77,26 @@ def _make_target(tree: int, target: str) -> None:
         return
     os.makedirs(os.path.dirname(target), exist_ok=True)
     os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
+
+
+def _guard_proc() -> None:
+    """Kernel settings read-only, memory hidden. File modes protect them from a shifted root; this is for the
+    sandbox whose root keeps id 0 outside, to whom those modes give way."""
+    for path in ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs"):
+        _remount_over(path, path)
+    for path in ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/kallsyms"):
+        _remount_over("/dev/null", path)
+
+
+def _remount_over(source: str, target: str) -> None:
+    try:
+        tree = syscalls.open_tree(source)
+    except FileNotFoundError:
+        return
+    try:
+        syscalls.mount_setattr(tree, syscalls.MOUNT_ATTR_RDONLY)
+        syscalls.move_mount(tree, target)
+    except FileNotFoundError:
+        return  # this kernel has no such file
+    finally:
+        os.close(tree)

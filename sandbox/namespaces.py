@@ -52,6 +52,23 @@ def _write(path: str, text: str) -> None:
         os.close(fd)
 
 
+def idmap_userns() -> int:
+    """A descriptor of a user namespace with the shifted map, for idmapped mounts; no process stays in it."""
+    wait_read, wait_write = os.pipe()
+    pid = syscalls.clone(syscalls.CLONE_NEWUSER)
+    if pid == 0:
+        os.close(wait_write)
+        os.read(wait_read, 1)
+        os._exit(0)
+    try:
+        write_maps(pid, shifted=True)
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(wait_read)
+        os.close(wait_write)
+        os.waitpid(pid, 0)
+
+
 def become_root_inside(*, shifted: bool) -> None:
     """Take id 0 of the new user namespace."""
     if shifted:

@@ -26,12 +26,25 @@ def start_time(pid: int | str) -> int | None:
     return int(fields[19])
 
 
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
 def tag(pid: int) -> str:
-    """`PID-STARTTIME`, unique until reboot."""
-    return f"{pid}-{start_time(pid) or 0}"
+    """`PID-STARTTIME-PIDNAMESPACE`, unique until reboot."""
+    return f"{pid}-{start_time(pid) or 0}-{_pid_namespace()}"
+
+
+def pid_of(tag_text: str) -> int:
+    """The pid in a tag."""
+    return int(tag_text.partition("-")[0])
 
 
 def is_alive(tag_text: str) -> bool:
-    """Whether the process that a tag names still runs."""
-    pid, _, started = tag_text.partition("-")
-    return pid.isdigit() and started.isdigit() and start_time(int(pid)) == int(started)
+    """Whether the process that a tag names still runs.
+
+    What is no tag, or one of another container whose pids mean nothing here, counts as alive: not ours."""
+    parts = tag_text.split("-")
+    if len(parts) != 3 or not all(part.isdigit() for part in parts) or int(parts[2]) != _pid_namespace():
+        return True
+    return start_time(parts[0]) == int(parts[1])

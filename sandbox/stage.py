@@ -33,6 +33,10 @@ _ETC_WRITTEN = {
 }
 
 
+class NotIdmappableError(OSError):
+    """The file system of a layer refuses idmapped mounts."""
+
+
 class Stage:
     """Owns the staging directory. `shifted` says whether ids are shifted and mounts idmapped."""
 
@@ -55,6 +59,16 @@ class Stage:
     def skeleton(self, *, network: bool) -> str:
         """Name of the lowest layer, relative to the staging directory."""
         return "base-net" if network else "base"
+
+    def resolve(
+        self, layers: list[str], binds: list[tuple[str, str, bool]]
+    ) -> tuple[list[str], list[tuple[str, str]]]:
+        """Names of the layers, and (name, target) of the binds with the host's programs first."""
+        names = [self.layer(path) for path in layers]
+        targets = [("usr", "/usr")]
+        targets += [(self.layer(path), path) for path in self.host_directories()]
+        targets += [(self.layer(source, writable=writable), target) for source, target, writable in binds]
+        return names, targets
 
     def layer(self, path: str, *, writable: bool = False) -> str:
         """Stage a host directory (or file) once; its name relative to the staging directory."""
@@ -93,9 +107,7 @@ class Stage:
             os.close(tree)
             if optional_idmap:
                 return syscalls.open_tree(path)
-            raise OSError(
-                error.errno, f"idmapped mount of {path} refused by its file system: {error}"
-            ) from error
+            raise NotIdmappableError(error.errno, f"idmapped mount of {path}: {error}") from error
         return tree
 
     def _attach(self, tree: int, target: str, *, writable: bool) -> None:
