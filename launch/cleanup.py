@@ -136,7 +136,9 @@ def _kill(condemned: Callable[[str], bool]) -> list[str]:
 
 def _carriers() -> list[psutil.Process]:
     mine = os.getpid()
-    return [process for process in psutil.process_iter() if process.pid != mine and _run_id(process)]
+    carriers = [process for process in psutil.process_iter() if process.pid != mine and _run_id(process)]
+    # Our own resource tracker ends with us, and complains when it is killed before.
+    return [process for process in carriers if not (_is_resource_tracker(process) and process.ppid() == mine)]
 
 
 def _run_id(process: psutil.Process) -> str | None:

@@ -154,7 +154,9 @@ class VllmServer:
             if self._answers():
                 return
             time.sleep(0.25)
-        raise ServerError(f"no answer from the vLLM server in {self.settings.start_timeout_s:g} s; {self._tail()}")
+        raise ServerError(
+            f"no answer from the vLLM server in {self.settings.start_timeout_s:g} s; {self._tail()}"
+        )
 
     def stop(self) -> None:
         """Kill the whole group and reap it. Idempotent."""

@@ -16,8 +16,9 @@ import torch
 
 
 def _refuse(*_args: object, **_kwargs: object) -> NoReturn:
-    raise RuntimeError("flash-attn was called on a machine without it: set flash_attn and "
-                       "remove_microbatch_padding to false")
+    raise RuntimeError(
+        "flash-attn was called on a machine without it: set flash_attn and remove_microbatch_padding to false"
+    )
 
 
 def install_flash_attn() -> None:

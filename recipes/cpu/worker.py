@@ -82,7 +82,7 @@ class CpuPolicyWorker(FSDPPolicyWorkerBase):
         folder = Path(os.environ[SYNC_DIR_VARIABLE]) / "weights"
         folder.mkdir(parents=True, exist_ok=True)
         save_file(self._weights(), folder / "new.tmp")
-        os.replace(folder / "new.tmp", folder / "model.safetensors")
+        (folder / "new.tmp").replace(folder / "model.safetensors")
         client = inference_engine_client or self._client
         # Raises for any status but 2xx.
         await client._call_all_servers(

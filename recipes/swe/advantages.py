@@ -38,7 +38,9 @@ def excluded_rows(loss_mask: torch.Tensor, uids: Sequence[str]) -> list[bool]:
 
 def separate_uids(uids: Sequence[str], excluded: Sequence[bool]) -> list[str]:
     """Group names in which each excluded row is alone."""
-    return [f"{uid}#excluded{i}" if out else uid for i, (uid, out) in enumerate(zip(uids, excluded, strict=True))]
+    return [
+        f"{uid}#excluded{i}" if out else uid for i, (uid, out) in enumerate(zip(uids, excluded, strict=True))
+    ]
 
 
 def check_logprobs(metrics: dict[str, Any], tolerance: float | None) -> None:
@@ -47,8 +49,8 @@ def check_logprobs(metrics: dict[str, Any], tolerance: float | None) -> None:
     if difference is None or tolerance is None or difference < tolerance:
         return
     raise LogprobMismatchError(
-        f"log-probabilities sampled by the server and recomputed by the trainer differ by {difference:.2e} on "
-        f"average (limit {tolerance:.0e}): the weight sync does not reach the weights that are served"
+        f"log-probabilities sampled by the server and recomputed by the trainer differ by {difference:.2e} "
+        f"on average (limit {tolerance:.0e}): the weight sync does not reach the weights that are served"
     )
 
 
@@ -84,7 +86,9 @@ class SweTrainer(RayPPOTrainer):
                 f"(limit {self.max_failed_share:.0%}): {dict(Counter(_reasons(generator_output, kept)))}"
             )
         if failed and metrics_generator_output is None:
-            logger.warning(f"step {self.global_step}: {failed} of {len(masks)} rollouts failed and are left out")
+            logger.warning(
+                f"step {self.global_step}: {failed} of {len(masks)} rollouts failed and are left out"
+            )
             metrics_generator_output = _select(generator_output, kept)
             metrics_uids = [uids[row] for row in kept]
         return super().postprocess_generator_output(

@@ -60,6 +60,7 @@ class RunTracking(Tracking):
         super().__init__(**kwargs)
         self.metrics_file = MetricsFile(run_dir / FILE_NAME)
         self._total_steps = total_steps
+        self._ended = False
 
     def log(self, data: Mapping[str, Any], step: int, commit: bool = False) -> None:
         """Log one step."""
@@ -68,6 +69,15 @@ class RunTracking(Tracking):
         sys.stdout.flush()
         if self.backend != "console":
             super().log(data, step=step, commit=commit)
+
+    def finish(self) -> None:
+        """End the tracker, its background process included. Called more than once by SkyRL."""
+        super().finish()
+        if self.backend == "wandb" and not self._ended:
+            self._ended = True
+            import wandb
+
+            wandb.teardown()
 
 
 class DropRepeatedSteps(TrainingCallback):
@@ -104,7 +114,9 @@ class SweExp(BasePPOExp):
         """None: evaluation is a run of its own."""
         return None
 
-    def get_generator(self, cfg: SkyRLTrainConfig, tokenizer: Any, inference_engine_client: Any) -> SweGenerator:
+    def get_generator(
+        self, cfg: SkyRLTrainConfig, tokenizer: Any, inference_engine_client: Any
+    ) -> SweGenerator:
         """Our generator over a fan-out of Ray actors."""
         if self.fanout is None:
             self.fanout = self.start_fanout(inference_engine_client.proxy_url)
@@ -149,7 +161,7 @@ class SweExp(BasePPOExp):
 
     def get_trajectory_logger(self) -> None:
         """None: rollouts are written by the generator."""
-        return None
+        return
 
     def get_tracker(self) -> RunTracking:
         """W&B (or nothing) and the run's own file."""

@@ -110,9 +110,9 @@ class Fanout:
 
     def __init__(self, factory: str, config: Mapping[str, Any], *, workers: int = 1) -> None:
         """Starts `workers` actors; Ray must be up. They use no CPU slot: rollouts mostly wait."""
-        actor = ray.remote(
-            num_cpus=0, num_gpus=0, max_concurrency=4096, max_restarts=-1, max_task_retries=1
-        )(RolloutWorker)
+        actor = ray.remote(num_cpus=0, num_gpus=0, max_concurrency=4096, max_restarts=-1, max_task_retries=1)(
+            RolloutWorker
+        )
         self._workers = [actor.remote(factory, dict(config)) for _ in range(workers)]
         self._readiness = [worker.ready.remote() for worker in self._workers]
 

@@ -62,7 +62,9 @@ def trajectory_row(trajectory: Trajectory, reward: float) -> Row:
         if list(turn.prompt_ids[: len(seen)]) != seen:
             raise HistoryError(f"the prompt of turn {number} does not extend what came before")
         if not turn.response_ids or len(turn.response_ids) != len(turn.logprobs):
-            raise HistoryError(f"turn {number} has {len(turn.response_ids)} ids, {len(turn.logprobs)} logprobs")
+            raise HistoryError(
+                f"turn {number} has {len(turn.response_ids)} ids, {len(turn.logprobs)} logprobs"
+            )
         shown = turn.prompt_ids[len(seen) :]
         response += [*shown, *turn.response_ids]
         mask += [0] * len(shown) + [1] * len(turn.response_ids)

@@ -97,19 +97,23 @@ def output(masks: list[list[int]], rewards: list[float]) -> dict[str, object]:
 def test_reward_metrics_are_over_healthy_rollouts():
     trainer = bare_trainer()
     trainer.cfg.generator.n_samples_per_prompt = 4
-    result, uids = trainer.postprocess_generator_output(output([[1], [1], [1], [0]], [1.0, 1.0, 0.0, 0.0]), list("aaaa"))
+    result, uids = trainer.postprocess_generator_output(
+        output([[1], [1], [1], [0]], [1.0, 1.0, 0.0, 0.0]), list("aaaa")
+    )
     assert trainer.all_metrics["reward/avg_raw_reward"] == pytest.approx(2 / 3)
     assert len(result["rewards"]) == len(uids) == 4
 
 
 def test_a_step_of_failures_stops_the_run():
-    with pytest.raises(TooManyFailuresError, match="3 of 4.*failed_node"):
-        bare_trainer().postprocess_generator_output(output([[1], [0], [0], [0]], [1.0, 0, 0, 0]), list("aaaa"))
+    with pytest.raises(TooManyFailuresError, match=r"3 of 4.*failed_node"):
+        bare_trainer().postprocess_generator_output(
+            output([[1], [0], [0], [0]], [1.0, 0, 0, 0]), list("aaaa")
+        )
 
 
 def test_the_logprob_check():
     check_logprobs({LOGPROB_DIFF: 9e-4}, 1e-3)
     check_logprobs({LOGPROB_DIFF: 0.2}, None)
     check_logprobs({}, 1e-3)
-    with pytest.raises(LogprobMismatchError, match="1.00e-03"):
+    with pytest.raises(LogprobMismatchError, match=r"1\.00e-03"):
         check_logprobs({LOGPROB_DIFF: 1e-3}, 1e-3)

@@ -135,7 +135,9 @@ def bytes_of(ids: list[int] | tuple[int, ...]) -> bytes:
 
 def test_a_sync_that_misses_the_packed_head_is_caught(folder: Path) -> None:
     # vLLM's own CPU worker does not pack the head again after a reload: a real way for a sync to be broken.
-    stale = "skyrl.generator.inference_engine.engine_init_kwargs.worker_cls=vllm.v1.worker.cpu_worker.CPUWorker"
+    stale = (
+        "skyrl.generator.inference_engine.engine_init_kwargs.worker_cls=vllm.v1.worker.cpu_worker.CPUWorker"
+    )
     status, text = finish(start(folder, stale), folder)
     assert status != 0
     assert "LogprobMismatchError" in text

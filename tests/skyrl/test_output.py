@@ -35,9 +35,7 @@ FAILED = Rollout("step0001/a/9", "a", None, None, failure=Failure("sandbox", "lo
 def test_a_row_is_exactly_what_was_sent_and_sampled(first, pieces, data):
     prompt, turns, expected_mask, expected_logprobs = first, [], [], []
     for number, (response, shown) in enumerate(pieces):
-        logprobs = tuple(
-            data.draw(st.floats(-20, 0, width=32)) for _ in response
-        )
+        logprobs = tuple(data.draw(st.floats(-20, 0, width=32)) for _ in response)
         turns.append(make_turn(prompt, response, logprobs))
         expected_mask += [1] * len(response)
         expected_logprobs += logprobs
@@ -76,12 +74,20 @@ def test_failed_rollouts_keep_order_and_length():
     assert output["loss_masks"] == [[1, 1], [0], [0], [1, 1], [0]]
     assert output["rewards"] == [1.0, 0.0, 0.0, 1.0, 0.0]
     assert output["rollout_logprobs"] == [[-0.5, -0.25], [0.0], [0.0], [-0.5, -0.25], [0.0]]
-    assert output["stop_reasons"] == ["submitted", "failed_sandbox", "failed_failed", "submitted", "failed_failed"]
+    assert output["stop_reasons"] == [
+        "submitted",
+        "failed_sandbox",
+        "failed_failed",
+        "submitted",
+        "failed_failed",
+    ]
 
 
 def test_metrics_count_failures_and_leave_them_out_of_means():
     good = make_rollout("a/0", (make_turn((1,), (2,), (-0.5,)),))
-    bad = make_rollout("b/0", (make_turn((1,), (2,), (-0.5,)), make_turn((1, 2, 3), (4,), (-1.0,))), reward=0.0)
+    bad = make_rollout(
+        "b/0", (make_turn((1,), (2,), (-0.5,)), make_turn((1, 2, 3), (4,), (-1.0,))), reward=0.0
+    )
     metrics = to_generator_output([good, good, bad, FAILED], pad_token_id=PAD)["rollout_metrics"]
     assert metrics is not None
     assert metrics["environment/num_rollouts"] == 4

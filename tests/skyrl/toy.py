@@ -86,7 +86,9 @@ def write_tasks(path: Path, count: int) -> Path:
     """Rows in SWE-smith's schema, so that the real loader reads them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [
-        TaskRow(f"toy__task.{i:08x}.toy__{i:08d}", "diff", ("t::a",), (), "none", "swesmith/toy", f"Be even, {i}.")
+        TaskRow(
+            f"toy__task.{i:08x}.toy__{i:08d}", "diff", ("t::a",), (), "none", "swesmith/toy", f"Be even, {i}."
+        )
         for i in range(count)
     ]
     path.write_text("\n".join(row.to_json() for row in rows))
