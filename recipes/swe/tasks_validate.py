@@ -35,6 +35,9 @@ OUTPUT_BYTES = 4 << 20
 TEST_LIMITS = Limits(memory_bytes=1024 * MIB, pids=256, disk_bytes=256 * MIB)
 TRACEBACK_COMMAND = (*TEST_COMMAND, "--tb=short", "-q")
 
+INFRASTRUCTURE_ERRORS = (SandboxError, GraderError)
+"""What `Validator.validate` raises when no verdict can be given."""
+
 Status = Literal["valid", "harmless", "flaky", "unusable", "build_error"]
 
 
@@ -56,10 +59,12 @@ class Verdict:
 class _RejectedError(Exception):
     """Carries a verdict out of the steps below."""
 
-    def __init__(self, status: Status, reason: str) -> None:
+    def __init__(self, status: Status, reason: str, *, lasting: bool = True) -> None:
         super().__init__(reason)
         self.status: Status = status
         self.reason = reason
+        self.lasting = lasting
+        """False when a quieter or faster machine could say otherwise; such a verdict is not kept."""
 
 
 class Validator:
@@ -92,9 +97,12 @@ class Validator:
                 row = await self._judge(project, bug, record, clean_text, bugged_text)
                 failing = len(row.fail_to_pass)
                 known = Verdict(bug.instance_id, "valid", f"{failing} tests fail because of it", row)
+                lasting = True
             except _RejectedError as error:
                 known = Verdict(bug.instance_id, error.status, error.reason)
-            write_atomically(kept, dump_verdict(known).encode())
+                lasting = error.lasting
+            if lasting:
+                write_atomically(kept, dump_verdict(known).encode())
         if known.row is not None:
             publish_env(self._root, bug.instance_id, record)
         return known
@@ -142,17 +150,22 @@ class Validator:
         if project.name not in self._clean:
             bare = self._builder.record(venv=record.layers[-1], repo=record.layers[-2], task=None)
             self._clean[project.name] = asyncio.create_task(self._run_clean(project, bare))
-        return await self._clean[project.name]
+        try:
+            return await self._clean[project.name]
+        except INFRASTRUCTURE_ERRORS:
+            self._clean.pop(project.name, None)  # the next attempt tries again
+            raise
 
     async def _run_clean(self, project: Project, record: EnvRecord) -> frozenset[str]:
         runs = [await self._run(project, record) for _ in range(REPEATS)]
         for run in runs:
             if run.problems:
                 why = f"the tests of {project.name} cannot be run: {run.problems[0]}"
-                raise _RejectedError("build_error", why)
+                raise _RejectedError("build_error", why, lasting=False)
         passing = frozenset.intersection(*(_passed(run) for run in runs))
         if not passing:
-            raise _RejectedError("build_error", f"no test of {project.name} passes without a bug")
+            why = f"no test of {project.name} passes without a bug"
+            raise _RejectedError("build_error", why, lasting=False)
         return passing
 
     async def _run(self, project: Project, record: EnvRecord, *, traceback: bool = False) -> TestRun:
@@ -171,7 +184,8 @@ class Validator:
         """Gold must earn 1 and nothing 0, from the grader that training uses."""
         gold = await self._grade(row, record, gold_patch(row))
         if gold.reward != 1.0:
-            raise _RejectedError("unusable", f"the gold patch earns {gold.reward}: {'; '.join(gold.reasons)}")
+            why = f"the gold patch earns {gold.reward}: {'; '.join(gold.reasons)}"
+            raise _RejectedError("unusable", why, lasting=False)
         empty = await self._grade(row, record, "")
         if empty.reward != 0.0:
             raise _RejectedError("unusable", f"an empty patch earns {empty.reward}")
@@ -194,7 +208,8 @@ def classify(passing: frozenset[str], runs: list[TestRun]) -> tuple[tuple[str, .
     """(FAIL_TO_PASS, PASS_TO_PASS), sorted, from the ids that pass without the bug and runs with it."""
     for run in runs:
         if run.timed_out:
-            raise _RejectedError("unusable", f"the tests take more than {TEST_TIMEOUT_S:.0f} s with it")
+            why = f"the tests take more than {TEST_TIMEOUT_S:.0f} s with it"
+            raise _RejectedError("unusable", why, lasting=False)
         if run.problems:
             raise _RejectedError("unusable", f"the tests cannot be run with it: {run.problems[0]}")
     uncollected = sorted(
@@ -205,7 +220,7 @@ def classify(passing: frozenset[str], runs: list[TestRun]) -> tuple[tuple[str, .
     broken = [passing - _passed(run) for run in runs]
     if any(other != broken[0] for other in broken):
         different = min(frozenset.union(*broken) - frozenset.intersection(*broken))
-        raise _RejectedError("flaky", f"{different} does not fail each time")
+        raise _RejectedError("flaky", f"{different} does not fail each time", lasting=False)
     if not broken[0]:
         raise _RejectedError("harmless", "no test fails")
     kept = passing - broken[0]
@@ -238,7 +253,3 @@ def read_verdict(path: Path) -> Verdict | None:
         return Verdict(str(data["id"]), data["status"], str(data["reason"]), row)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-INFRASTRUCTURE_ERRORS = (SandboxError, GraderError)
-"""What `Validator.validate` raises when no verdict can be given."""

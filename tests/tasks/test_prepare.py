@@ -44,15 +44,13 @@ def first_env(cache: Path) -> CachedEnv:
 
 def test_every_bug_meets_its_fate(cache: Path) -> None:
     fates = report(cache)
-    assert {name: status for name, (status, _) in fates.items() if name != "chanceaa"} == {
+    assert {name: status for name, (status, _) in fates.items()} == {
         "validaaa": "valid",
         "validbbb": "valid",
         "harmless": "harmless",
         "noimport": "unusable",
         "stalexxx": "build_error",
     }
-    # Fails half of the time: it may fail twice and then passes in the gold run only if it is no chance.
-    assert fates["chanceaa"][0] in ("flaky", "harmless", "valid")
     assert "test_tiny.py cannot be imported" in fates["noimport"][1]
     assert "was made for" in fates["stalexxx"][1]
 
@@ -122,6 +120,14 @@ async def test_project_and_venv_are_used_in_place(cache: Path) -> None:
         module, prefix, cached = done.text.split()
         assert (module, prefix) == ("/testbed/tiny.py", "/opt/venv")
         assert (await sandbox.exec(["test", "-f", cached], timeout_s=20)).exit_status == 0
+
+
+def test_chance_is_no_task_and_is_judged_again(workshop: Workshop, tmp_path: Path) -> None:
+    overrides = workshop.overrides(tmp_path, f"bugs_file={workshop.folder}/flaky.yaml")
+    assert command.main(overrides) == 1  # fewer than min_tasks
+    status, reason = report(tmp_path)["chanceaa"]
+    assert status == "flaky" and "test_chance[" in reason
+    assert not list(tmp_path.glob("tasks/verdicts/*")) and not list(tmp_path.glob("envs/*"))
 
 
 def test_second_run_opens_no_sandbox_and_fetches_nothing(
