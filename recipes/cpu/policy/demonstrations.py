@@ -1,7 +1,7 @@
 """Demonstrations: scripted agents run through the real agent loop, and what was said and shown kept.
 
-Each distinct script of a task runs once in a sandbox of that task; its repetitions differ only in the
-thoughts, which nothing observes. That a right script leaves exactly the fixed file, and a wrong one does
+Each distinct script of a task runs once in a sandbox of that task and is then repeated as often as it was
+planned: the shares of right and wrong ones are what the policy learns. That a right script leaves exactly the fixed file, and a wrong one does
 not, is checked on the resulting patch.
 """
 
@@ -73,14 +73,11 @@ async def demonstrate(
         planned = scripts(source, count, settings, seed=seed)
         distinct = list(dict.fromkeys(planned))
         ran = await asyncio.gather(*(run(script, task, source) for script in distinct))
-        shown = {s: [turn.observation for turn in t.turns] for s, t in zip(distinct, ran, strict=True)}
+        turns = {s: _turns(trajectory) for s, trajectory in zip(distinct, ran, strict=True)}
         system, user = messages(task, config)
         if on_task is not None:
             on_task(row.instance_id)
-        return [
-            Demonstration(row.instance_id, system, user, _turns(script, shown[script], seed + index), script.right)
-            for index, script in enumerate(planned)
-        ]
+        return [Demonstration(row.instance_id, system, user, turns[s], s.right) for s in planned]
 
     share, extra = divmod(settings.total, len(rows))
     made = await asyncio.gather(*(one(row, share + (i < extra)) for i, row in enumerate(rows)))
@@ -125,9 +122,8 @@ def texts(demonstrations: Sequence[Demonstration]) -> list[str]:
     return sorted(found - {""})
 
 
-def _turns(script: Script, observations: Sequence[str], seed: int) -> tuple[DemoTurn, ...]:
-    said = responses(script, seed=seed)
-    return tuple(DemoTurn(r, o) for r, o in zip(said, observations, strict=True))
+def _turns(trajectory: Trajectory) -> tuple[DemoTurn, ...]:
+    return tuple(DemoTurn(turn.response, turn.observation) for turn in trajectory.turns)
 
 
 def _roomy(config: AgentConfig) -> AgentConfig:

@@ -7,7 +7,9 @@ token sees the padding, and torch keeps its fast path. Everything is seeded.
 import math
 import os
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from recipes.cpu.policy.types import Codec, Demonstration, SftSettings, TrainingRow
@@ -27,6 +29,33 @@ def encode(demonstration: Demonstration, codec: Codec) -> TrainingRow:
             ids += shown
             mask += [False] * len(shown)
     return TrainingRow(ids=tuple(ids), mask=tuple(mask))
+
+
+def distinct(rows: Sequence[TrainingRow]) -> list[TrainingRow]:
+    """Each different row once, weighted by how often it occurs (mean weight 1): the same gradient on
+    average as the repeated rows give, for less work."""
+    counts = Counter(rows)
+    mean = len(rows) / len(counts)
+    return [replace(row, weight=count / mean) for row, count in counts.items()]
+
+
+def entropy_floor(rows: Sequence[TrainingRow]) -> float:
+    """The lowest loss (nats a token) that any model can have on these rows: what is left when only the
+    demonstrators' own choices at each point are uncertain."""
+    follows: dict[tuple[int, ...], Counter[int]] = {}
+    for row in rows:
+        for place in _choices(row):
+            follows.setdefault(row.ids[:place], Counter())[row.ids[place]] += row.weight
+    total = sum(row.weight * sum(row.mask) for row in rows)
+    nats = 0.0
+    for counts in follows.values():
+        whole = sum(counts.values())
+        nats -= sum(count * math.log(count / whole) for count in counts.values() if count < whole)
+    return nats / total
+
+
+def _choices(row: TrainingRow) -> Iterator[int]:
+    return (place for place, trained in enumerate(row.mask) if trained)
 
 
 def learning_rate(step: int, settings: SftSettings) -> float:
@@ -50,7 +79,7 @@ def batches(rows: Sequence[TrainingRow], batch_size: int, *, seed: int) -> Itera
 
 
 def batch_loss(model: Any, rows: Sequence[TrainingRow], pad: int) -> Any:
-    """Mean cross-entropy (nats a token) of the masked ids; logits are computed at those places only."""
+    """Weighted mean cross-entropy (nats a token) of the masked ids; logits are computed there only."""
     import torch
     import torch.nn.functional as functional
 
@@ -63,7 +92,9 @@ def batch_loss(model: Any, rows: Sequence[TrainingRow], pad: int) -> Any:
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
     chosen = mask[:, 1:]
     logits = model.lm_head(hidden[:, :-1][chosen])
-    return functional.cross_entropy(logits, ids[:, 1:][chosen])
+    losses = functional.cross_entropy(logits, ids[:, 1:][chosen], reduction="none")
+    weights = torch.tensor([row.weight for row in rows]).unsqueeze(1).expand_as(chosen)[chosen]
+    return (losses * weights).sum() / weights.sum()
 
 
 def train(

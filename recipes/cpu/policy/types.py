@@ -88,6 +88,8 @@ class TrainingRow:
     """The whole conversation."""
     mask: tuple[bool, ...]
     """True where the id is the assistant's (its end token included): the ids that are trained on."""
+    weight: float = 1.0
+    """How often this conversation was demonstrated, over the mean of all distinct ones."""
 
 
 class Codec(Protocol):

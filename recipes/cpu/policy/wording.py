@@ -21,19 +21,23 @@ def call(tool: str, /, **parameters: str) -> str:
 
 
 def responses(script: Script, *, seed: int) -> tuple[str, ...]:
-    """The assistant's messages of one attempt; the seed picks the thoughts only."""
-    rng = random.Random(f"{seed}:{script.instance_id}")
+    """The assistant's messages of one attempt.
+
+    The thoughts are drawn once a task, not once an attempt: what differs between attempts at a task is then
+    only what they do, and a tiny model spends nothing on telling thoughts apart."""
+    rng = random.Random(f"{seed}:{script.instance_id}:wording")
+    thoughts = [rng.choice(choices) for choices in (_SEARCH, _LOOK, _FIX, _SUBMIT)]
     name = script.pattern.split()[-1]
     search = call("bash", command=f"grep -n '{script.pattern}' {script.path}")
-    said = [f"{rng.choice(_SEARCH).format(name=name)}\n{search}"]
+    said = [f"{thoughts[0].format(name=name)}\n{search}"]
     if script.view is not None:
         first, last = script.view
         look = call("str_replace_editor", command="view", path=script.path, view_range=f"[{first}, {last}]")
-        said.append(f"{rng.choice(_LOOK)}\n{look}")
+        said.append(f"{thoughts[1]}\n{look}")
     for edit in script.edits:
         change = call(
             "str_replace_editor", command="str_replace", path=script.path, old_str=edit.old, new_str=edit.new
         )
-        said.append(f"{rng.choice(_FIX)}\n{change}")
-    said.append(f"{rng.choice(_SUBMIT)}\n{call('submit')}")
+        said.append(f"{thoughts[2]}\n{change}")
+    said.append(f"{thoughts[3]}\n{call('submit')}")
     return tuple(said)
