@@ -72,6 +72,9 @@ async def exec_reports_exactly(backend: Backend) -> None:
         _expect_result(result, 0, b"/usr\n", "cwd")
         result = await sandbox.exec(["sh", "-c", "echo a; echo b >&2; echo c"], timeout_s=_T)
         _expect_result(result, 0, b"a\nb\nc\n", "stdout and stderr in order")
+        for odd in (["echo", "a\0b"], ["echo", "\ud800"], ["/etc/passwd"], ["/"]):
+            result = await sandbox.exec(odd, timeout_s=_T)
+            _expect(result.exit_status == 126, f"{odd!r} is status 126", result)
         result = await sandbox.exec(["no-such-program"], timeout_s=_T)
         _expect(result.exit_status == 127, "a missing program is status 127", result)
         result = await sandbox.exec(
@@ -223,6 +226,8 @@ async def files_are_regular_and_inside(backend: Backend) -> None:
             ("/fifo", (ValueError,)),
             ("/dev/zero", (ValueError,)),
             ("/loop", (OSError,)),
+            ("/etc/passwd\0x", (OSError,)),
+            ("/\ud800", (OSError,)),
         ):
             try:
                 await sandbox.read_file(path)

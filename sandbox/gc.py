@@ -50,6 +50,13 @@ def collect(state_dir: Path | None = None) -> Collected:
     return Collected(processes, groups, len(dead))
 
 
+def remove_cgroups(directories: list[str]) -> None:
+    """Remove an owner's own cgroups after its helper ended without doing so. Blocks."""
+    for directory in directories:
+        if Path(directory).is_dir():
+            _empty_cgroup(Path(directory))
+
+
 def _directories(root: Path) -> list[Path]:
     return [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
 

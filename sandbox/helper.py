@@ -127,17 +127,22 @@ class Helper:
             case "open":
                 self._open(message, socket.socket(fileno=fds[0]))
             case "close":
-                for pid, name in self._sandboxes.items():
-                    if name == message["name"]:
-                        os.kill(pid, signal.SIGKILL)
+                self._close(message["name"])
             case other:
                 raise ValueError(f"unknown operation {other}")
+
+    def _close(self, name: str) -> None:
+        for pid, each in self._sandboxes.items():
+            if each == name:
+                os.kill(pid, signal.SIGKILL)
+                return
+        wire.send(self._control, {"closed": name})  # it never started, or was reaped before
 
     def _open(self, request: wire.Message, sock: socket.socket) -> None:
         with sock:
             try:
                 self._start(request, sock)
-            except OSError as error:
+            except (OSError, ValueError) as error:  # ValueError: a path no system call takes
                 wire.send(sock, {"fatal": str(error)})
 
     def _start(self, request: wire.Message, sock: socket.socket) -> None:

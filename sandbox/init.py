@@ -148,8 +148,10 @@ class Init:
                 return
             except OSError as error:
                 problem = (127 if error.errno == errno.ENOENT else 126, f"{argv[0]}: {error.strerror}")
+            except ValueError as error:
+                problem = (126, f"{argv[0]!r}: {error}")
         status, text = problem
-        os.write(fds[-1], text.encode() + b"\n")
+        os.write(fds[-1], text.encode("utf-8", "replace") + b"\n")
         wire.send(self._sock, {"exit": child, "status": status})
 
     def _kill(self, message: wire.Message) -> None:
@@ -192,8 +194,8 @@ class Init:
     def _read_file(self, message: wire.Message) -> None:
         try:
             fd = self._open(message["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-        except OSError as error:
-            wire.send(self._sock, {"reply": message["id"], "errno": error.errno})
+        except (OSError, ValueError) as error:
+            wire.send(self._sock, {"reply": message["id"], "errno": _number(error)})
             return
         try:
             wire.send(self._sock, {"reply": message["id"]}, (fd,))
@@ -204,8 +206,8 @@ class Init:
         reply: wire.Message = {"reply": message["id"]}
         try:
             self._copy_into(message["path"], source, message["mode"])
-        except OSError as error:
-            reply["errno"] = error.errno
+        except (OSError, ValueError) as error:
+            reply["errno"] = _number(error)
         wire.send(self._sock, reply)
 
     def _copy_into(self, path: str, source: int, mode: int) -> None:
@@ -243,13 +245,18 @@ class Init:
         return syscalls.openat2(self._root, path, flags, mode=mode, resolve=resolve)
 
 
+def _number(error: OSError | ValueError) -> int:
+    """Error number to report; a text that cannot be a path is an invalid argument."""
+    return (error.errno or errno.EIO) if isinstance(error, OSError) else errno.EINVAL
+
+
 def _enter(cwd: str, fallback: str | None) -> tuple[int, str] | None:
     """Change directory for the child to inherit (posix_spawn has no such action); a problem or None."""
     try:
         os.chdir(cwd)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         if fallback is None:
-            return 126, f"{cwd}: {error.strerror}"
+            return 126, f"{cwd!r}: {error}"
         try:
             os.chdir(fallback)
         except OSError:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sandbox import process, wire
+from sandbox import gc, process, wire
 from sandbox.errors import SandboxLostError, SandboxStartError, SandboxUnavailableError
 from sandbox.instance import MiniSandbox
 from sandbox.link import Link
@@ -68,7 +68,7 @@ class MiniBackend:
             self._helper = subprocess.Popen(  # noqa: ASYNC220
                 [sys.executable, "-I", "-S", "-c", _HELPER, str(theirs.fileno()), str(owner),
                  str(self._directory), str(Path(__file__).resolve().parent.parent)],
-                pass_fds=(theirs.fileno(),), env={}, cwd="/",
+                pass_fds=(theirs.fileno(),), env=_helper_environment(), cwd="/",
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         self._started = asyncio.get_running_loop().create_future()
@@ -86,14 +86,17 @@ class MiniBackend:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.gather(*(sandbox.close() for sandbox in list(self._sandboxes.values())))
-        await self._stop()
+        try:
+            await asyncio.gather(*(sandbox.close() for sandbox in list(self._sandboxes.values())))
+        finally:
+            await self._stop()
 
     async def _stop(self) -> None:
         if self._link:
             self._link.close()  # end of file makes the helper clean up and end
         if self._helper:
             await asyncio.to_thread(self._helper.wait)
+            await asyncio.to_thread(gc.remove_cgroups, self._hello.get("cgroup_directories", []))
         if self._directory:
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -148,6 +151,11 @@ class MiniBackend:
                 raise SandboxStartError("the sandbox did not start in time") from error
             raise
         return sandbox
+
+
+def _helper_environment() -> dict[str, str]:
+    """Nothing of ours but what the interpreter may need to load."""
+    return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
 
 
 def _private_directory(path: Path) -> Path:

@@ -169,6 +169,8 @@ def mount_setattr(tree: int, attributes: int, userns: int = 0) -> None:
 
 def openat2(directory: int, path: str, flags: int, *, mode: int = 0, resolve: int = 0) -> int:
     """Open with control over how the path resolves, openat2(2)."""
+    if "\0" in path:
+        raise ValueError("a path holds no NUL")
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     result = _libc.syscall(
         ctypes.c_long(_SYS_OPENAT2),
