@@ -69,7 +69,8 @@ async def test_init_survives_its_sandbox(backend: MiniBackend) -> None:
     async with await backend.open(SandboxSpec()) as sandbox:
         for attack in (
             "for s in $(seq 1 64); do kill -$s 1; done", "kill -9 -1",
-            "for f in /proc/1/fd/*; do echo x > $f; done", "echo x > /proc/1/mem", "cat /proc/1/maps /proc/1/auxv",
+            "for f in /proc/1/fd/*; do echo x > $f; done", "echo x > /proc/1/mem",
+            "cat /proc/1/maps /proc/1/auxv",
         ):  # fmt: skip
             await sandbox.exec(["bash", "-c", attack + " 2>/dev/null"], timeout_s=_T)
             result = await sandbox.exec(["echo", "alive"], timeout_s=_T)
