@@ -75,7 +75,8 @@ async def test_every_kind_of_change(backend: MiniBackend, layers: tuple[Path, Pa
     for name in ("sub/b.py", "sub/deep/c", "file"):
         del expected[name]
     expected |= {
-        "a.py": (0, b"one\nTWO\nthree\n"), "sub/new": (0, b"n\n"), "run": (0o100, b"x"), "end": (0, b"no newline"),
+        "a.py": (0, b"one\nTWO\nthree\n"), "sub/new": (0, b"n\n"), "run": (0o100, b"x"),
+        "end": (0, b"no newline"),
         "binary": (0, bytes(range(256)) + b"1\n"), "latin.txt": (0, b"caf\xea\n"), "empty": (0, b""),
         'we ird"é\t*[x]': (0, b"w\xff\nq\n"), "file/x": (0, b"in\n"), "link": (0, b"/etc/passwd"),
         "crlf": (0, b"a\r\nb\r\n"), "sub/dangling": (0, b"b"),
