@@ -6,12 +6,11 @@ starts are its children or Ray's, carry the run's environment variable, and are 
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
-from loguru import logger
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.utils import validate_cfg
 from skyrl.train.utils.trainer_utils import cleanup_old_checkpoints
@@ -20,7 +19,7 @@ from skyrl.train.utils.utils import prepare_runtime_environment
 from recipes.cpu.server import REPOSITORY, ServerSettings, VllmServer
 from recipes.cpu.stand_ins import install_flash_attn
 from recipes.swe.advantages import SweTrainer
-from recipes.swe.experiment import SweExp, log_to_file, skyrl_config
+from recipes.swe.experiment import SweExp, log_to_file, say, skyrl_config
 
 LOGPROB_TOLERANCE = 1e-3
 """Both sides compute in fp32: a larger mean difference means that they hold different weights."""
@@ -50,6 +49,7 @@ class CpuSweExp(SweExp):
 
     def __init__(self, cfg: SkyRLTrainConfig, settings: Mapping[str, Any], server: VllmServer) -> None:
         self.server = server
+        self.on_ready: Callable[[], None] = lambda: None
         super().__init__(cfg, settings)
 
     def get_inference_client(self) -> Any:
@@ -61,6 +61,7 @@ class CpuSweExp(SweExp):
         """Block until server and rollout workers are there."""
         self.server.wait_healthy()
         super().wait_until_ready()
+        self.on_ready()
 
 
 def server_settings(cfg: SkyRLTrainConfig) -> ServerSettings:
@@ -131,11 +132,12 @@ def run_on_cpu(settings: Mapping[str, Any]) -> None:
     engine = cfg.generator.inference_engine
     engine.external_proxy_url, engine.external_server_urls = server.url, [server.url]
     validate_cfg(cfg)
+    say("starting vLLM, Ray and the trainer (a minute or so)")
     with server:
         start_ray(cfg, paths)
         try:
             exp = CpuSweExp(cfg, settings, server)
-            logger.info(f"start-up so far {time.monotonic() - started:.1f} s")
+            exp.on_ready = lambda: say(f"all up after {time.monotonic() - started:.0f} s")
             try:
                 exp.run()
             finally:

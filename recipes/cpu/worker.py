@@ -24,8 +24,8 @@ from recipes.cpu.stand_ins import point_cuda_at_cpu
 
 SYNC_DIR_VARIABLE = "MINISANDBOX_SYNC_DIR"
 """Environment variable with the folder (best a tmpfs) through which weights go to the server."""
-THREADS_VARIABLE = "MINISANDBOX_TRAINER_THREADS"
-"""Environment variable with the number of threads of the trainer."""
+MAX_THREADS = 8
+"""Small models gain nothing from more threads."""
 
 
 class WholeModelStrategy(FSDPStrategy):
@@ -46,7 +46,7 @@ class CpuPolicyWorker(FSDPPolicyWorkerBase):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         point_cuda_at_cpu()
-        torch.set_num_threads(int(os.environ.get(THREADS_VARIABLE, "0")) or os.cpu_count() or 1)
+        torch.set_num_threads(min(os.cpu_count() or 1, MAX_THREADS))
         super().__init__(*args, **kwargs)
 
     def init_worker_process_group(self) -> None:

@@ -65,8 +65,7 @@ class RunTracking(Tracking):
     def log(self, data: Mapping[str, Any], step: int, commit: bool = False) -> None:
         """Log one step."""
         self.metrics_file.append(step, data)
-        sys.stdout.write(progress_line(step, self._total_steps, data) + "\n")
-        sys.stdout.flush()
+        say(progress_line(step, self._total_steps, data))
         if self.backend != "console":
             super().log(data, step=step, commit=commit)
 
@@ -185,6 +184,12 @@ class SweExp(BasePPOExp):
 def skyrl_config(settings: Mapping[str, Any]) -> SkyRLTrainConfig:
     """SkyRL's own configuration object out of the `skyrl` subtree. Raises ValueError for unknown keys."""
     return SkyRLTrainConfig.from_cli_overrides(dict(settings["skyrl"]))
+
+
+def say(line: str) -> None:
+    """One line for the person who watches."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def log_to_file(run_dir: Path) -> None:

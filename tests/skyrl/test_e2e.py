@@ -12,11 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 
 from recipes.report.metrics import read_metrics
 from recipes.report.trajectories import read_rollouts
 from recipes.swe.advantages import LOGPROB_DIFF
-from recipes.swe.output import to_generator_output
 from tests.skyrl.tiny_model import save_tiny_model
 from tests.skyrl.toy import write_tasks
 
@@ -88,15 +89,15 @@ def kill_after_step(process: subprocess.Popen[bytes], folder: Path, step: int) -
 
 
 def test_trains_survives_a_kill_and_resumes(folder: Path) -> None:
-    failing = "agent.fail_ids=[toy__task.00000000.toy__00000000/1]"
-    process = start(folder, "trainer.max_steps=40", failing)
+    options = ["agent.fail_ids=[toy__task.00000000.toy__00000000/1]", "skyrl.trainer.dump_data_batch=true"]
+    process = start(folder, "trainer.max_steps=40", *options)
     kill_after_step(process, folder, 2)
     assert survivors(folder) == []
     saved = int((folder / "runs/toy/checkpoints/latest_ckpt_global_step.txt").read_text())
     assert saved >= 2
 
     last = saved + 2
-    again = start(folder, f"trainer.max_steps={last}", "skyrl.trainer.resume_mode=latest", failing)
+    again = start(folder, f"trainer.max_steps={last}", "skyrl.trainer.resume_mode=latest", *options)
     status, text = finish(again, folder)
     assert status == 0, text[-3000:]
     assert survivors(folder) == []
@@ -112,21 +113,25 @@ def test_trains_survives_a_kill_and_resumes(folder: Path) -> None:
 
 
 def check_rows(folder: Path, last: int) -> None:
-    """Each recorded batch gives rows made of exactly the recorded turns."""
+    """The tensors that were trained on, against the turns as they were recorded: byte for byte."""
     for step in range(1, last + 1):
         rollouts = read_rollouts(folder / f"runs/toy/rollouts/step_{step:04d}.jsonl")
-        output = to_generator_output(rollouts, pad_token_id=0)
-        assert len(output["response_ids"]) == 16
+        dump = folder / f"runs/toy/exports/dumped_data/global_step_{step}_training_input.pkl"
+        batch = TrainingInputBatch().load(str(dump))
+        assert len(rollouts) == len(batch["sequences"]) == 16
         for row, rollout in enumerate(rollouts):
+            trained = batch["loss_mask"][row].bool()
             if rollout.trajectory is None:
-                assert output["loss_masks"][row] == [0]
+                assert not trained.any()
                 continue
             turns = rollout.trajectory.turns
-            whole = turns[-1].prompt_ids + turns[-1].response_ids
-            assert bytes_of(output["prompt_token_ids"][row] + output["response_ids"][row]) == bytes_of(whole)
-            mask = output["loss_masks"][row]
-            trained = [t for t, m in zip(output["response_ids"][row], mask, strict=True) if m]
-            assert bytes_of(trained) == bytes_of([t for turn in turns for t in turn.response_ids])
+            sequence = batch["sequences"][row][batch["attention_mask"][row].bool()]
+            assert bytes_of(sequence.tolist()) == bytes_of(turns[-1].prompt_ids + turns[-1].response_ids)
+            responses = batch["sequences"][row][-trained.shape[0] :]
+            sampled = [token for turn in turns for token in turn.response_ids]
+            assert bytes_of(responses[trained].tolist()) == bytes_of(sampled)
+            logprobs = torch.tensor([value for turn in turns for value in turn.logprobs])
+            assert torch.equal(batch["rollout_logprobs"][row][trained], logprobs)
 
 
 def bytes_of(ids: list[int] | tuple[int, ...]) -> bytes:
