@@ -83,6 +83,9 @@ def _run(config: dict[str, Any], plan: RunPlan) -> int:
         signal.signal(number, _raise_terminated)
     state, status = "failed", FAILED
     try:
+        from recipes.swe.console import quiet
+
+        quiet()  # before SkyRL is imported
         from recipes.swe.experiment import run
 
         run(config)

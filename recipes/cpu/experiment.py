@@ -19,7 +19,8 @@ from skyrl.train.utils.utils import prepare_runtime_environment
 from recipes.cpu.server import REPOSITORY, ServerSettings, VllmServer
 from recipes.cpu.stand_ins import install_flash_attn
 from recipes.swe.advantages import SweTrainer
-from recipes.swe.experiment import SweExp, log_to_file, say, skyrl_config
+from recipes.swe.console import log_to_file, say
+from recipes.swe.experiment import SweExp, skyrl_config, without_progress_bar
 
 LOGPROB_TOLERANCE = 1e-3
 """Both sides compute in fp32: a larger mean difference means that they hold different weights."""
@@ -102,7 +103,6 @@ def start_ray(cfg: SkyRLTrainConfig, paths: Mapping[str, str]) -> None:
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",
     }
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     ray.init(
         address="local",
         num_cpus=os.cpu_count(),
@@ -123,6 +123,7 @@ def run_on_cpu(settings: Mapping[str, Any]) -> None:
     """Train. Returns when all steps are done; raises when the run failed."""
     run_dir, paths = Path(settings["paths"]["run_dir"]), settings["paths"]
     log_to_file(run_dir)
+    without_progress_bar()
     install_flash_attn()
     started = time.monotonic()
     cfg = skyrl_config(settings)

@@ -122,6 +122,7 @@ class VllmServer:
             VLLM_CPU_NUM_OF_RESERVED_CPU="0",
             VLLM_CPU_OMP_THREADS_BIND="nobind",
             VLLM_NO_USAGE_STATS="1",
+            VLLM_LOGGING_LEVEL="INFO",
             OMP_NUM_THREADS=str(self.settings.threads),
             OMP_WAIT_POLICY="PASSIVE",
             # Eager mode: what is left of torch.compile (a logprob helper) costs 30 s on the first request.

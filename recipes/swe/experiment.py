@@ -6,13 +6,11 @@ this module loads SkyRL, Ray and torch.
 """
 
 import asyncio
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from loguru import logger
 from skyrl.train import trainer as trainer_module
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.entrypoints.main_base import BasePPOExp
@@ -24,6 +22,7 @@ from tqdm import tqdm
 from recipes.report.metrics import FILE_NAME, MetricsFile
 from recipes.report.progress import progress_line
 from recipes.swe.advantages import SweTrainer
+from recipes.swe.console import log_to_file, say
 from recipes.swe.fanout import RUNNER_FACTORY, Fanout
 from recipes.swe.generator import SweGenerator
 from recipes.swe.tasks import load_tasks
@@ -186,18 +185,8 @@ def skyrl_config(settings: Mapping[str, Any]) -> SkyRLTrainConfig:
     return SkyRLTrainConfig.from_cli_overrides(dict(settings["skyrl"]))
 
 
-def say(line: str) -> None:
-    """One line for the person who watches."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
-def log_to_file(run_dir: Path) -> None:
-    """Send SkyRL's log to `logs/driver.log`; only warnings reach the terminal, and no progress bar."""
-    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-    logger.remove()
-    logger.add(run_dir / "logs" / "driver.log", level="INFO")
-    logger.add(sys.stderr, level="WARNING", format="{level}: {message}")
+def without_progress_bar() -> None:
+    """Take the bar out of SkyRL's trainer: we print a line per step instead."""
     trainer_module.tqdm = partial(tqdm, disable=True)
 
 
@@ -212,6 +201,7 @@ def run(settings: Mapping[str, Any]) -> None:
     from skyrl.train.utils.utils import initialize_ray
 
     log_to_file(Path(settings["paths"]["run_dir"]))
+    without_progress_bar()
     cfg = skyrl_config(settings)
     validate_cfg(cfg)
     initialize_ray(cfg)
