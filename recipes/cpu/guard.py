@@ -11,11 +11,39 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_TRACKER_GRACE_S = 3.0
 
 
-def _kill_group(_signum: int, _frame: object) -> None:
+def _members() -> dict[int, bytes]:
+    """Command lines of the other processes of our group, by id."""
+    found: dict[int, bytes] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            if os.getpgid(int(name)) == os.getpgrp():
+                found[int(name)] = Path(f"/proc/{name}/cmdline").read_bytes()
+        except OSError:
+            continue  # It ended meanwhile.
+    return {pid: command for pid, command in found.items() if command}
+
+
+def _kill_group(_signum: int = 0, _frame: object = None) -> None:
+    """Kill the group, ourselves included. Python's resource trackers, which unlink the semaphores of
+    those killed, end by themselves once these are gone; they get a moment for it."""
+    deadline = time.monotonic() + _TRACKER_GRACE_S
+    while (members := _members()) and time.monotonic() < deadline:
+        for pid, command in members.items():
+            if b"resource_tracker" not in command:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+        time.sleep(0.02)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
@@ -33,7 +61,7 @@ def main(argv: list[str]) -> int:
     # Whatever the command left in the group must not outlive it.
     sys.stderr.write(f"guard: {argv[0]} ended with status {status}\n")
     sys.stderr.flush()
-    os.killpg(os.getpgrp(), signal.SIGKILL)
+    _kill_group()
     return status
 
 

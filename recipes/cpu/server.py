@@ -24,6 +24,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SERVER_MODULE = "skyrl.backends.skyrl_train.inference_servers.vllm_server_actor"
 
 
+STOP_TIMEOUT_S = 10.0
+"""How long the guard may take to end its group."""
+
+
 class ServerError(RuntimeError):
     """The server did not start, or died; the message ends with the tail of its log."""
 
@@ -164,11 +168,12 @@ class VllmServer:
         process, self._process = self._process, None
         if process is None:
             return
+        process.terminate()  # The guard kills its group.
         try:
+            process.wait(timeout=STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # It ended by itself.
-        process.wait()
+            process.wait()
 
     def __enter__(self) -> Self:
         self.start()
