@@ -12,7 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from recipes.cpu.policy.muon import Muon
 from recipes.cpu.policy.types import Codec, Demonstration, SftSettings, TrainingRow
+
+FINAL_SHARE = 0.02
+"""Learning rate of the last step over the peak: the demonstrators' odds are learned at small steps."""
 
 
 def encode(demonstration: Demonstration, codec: Codec) -> TrainingRow:
@@ -59,12 +63,12 @@ def _choices(row: TrainingRow) -> Iterator[int]:
 
 
 def learning_rate(step: int, settings: SftSettings) -> float:
-    """Linear warm-up, then cosine down to a twentieth of the peak. `step` counts from 0."""
+    """Linear warm-up, then cosine down to a fraction of the peak. `step` counts from 0."""
     if step < settings.warmup_steps:
         return settings.lr * (step + 1) / settings.warmup_steps
     span = max(1, settings.steps - settings.warmup_steps)
     progress = min(1.0, (step - settings.warmup_steps) / span)
-    return settings.lr * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+    return settings.lr * (FINAL_SHARE + (1 - FINAL_SHARE) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def batches(rows: Sequence[TrainingRow], batch_size: int, *, seed: int) -> Iterator[list[TrainingRow]]:
@@ -112,20 +116,22 @@ def train(
 
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     torch.manual_seed(seed)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay
-    )
+    hidden = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers." in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "layers." not in name]
+    muon = Muon(hidden, weight_decay=settings.weight_decay)
+    adam = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=settings.weight_decay)
     losses: list[float] = []
     model.train()
     source = batches(rows, settings.batch_size, seed=seed)
     for step in range(settings.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, settings)
+        rate = learning_rate(step, settings)
+        for group in adam.param_groups:
+            group["lr"] = rate
         loss = batch_loss(model, next(source), pad)
-        optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip)
-        optimizer.step()
+        adam.step()
+        muon.step(rate * settings.matrix_lr_ratio)
         losses.append(float(loss.detach()))
         if on_step is not None:
             on_step(step, losses[-1])

@@ -26,18 +26,18 @@ class ModelSettings:
 class SftSettings:
     """Supervised training on the demonstrations."""
 
-    steps: int = 300
+    steps: int = 750
     """Optimiser steps."""
     batch_size: int = 8
-    """Demonstrations a step."""
-    lr: float = 4e-3
-    """Peak learning rate of AdamW, reached after the warm-up, then cosine to a twentieth."""
-    warmup_steps: int = 20
+    """Distinct demonstrations a step."""
+    lr: float = 1e-2
+    """Peak learning rate of AdamW (embeddings, norms, biases): after a warm-up, then cosine."""
+    matrix_lr_ratio: float = 4.0
+    """Muon's learning rate for the hidden matrices, over AdamW's."""
+    warmup_steps: int = 10
     """Steps of linear warm-up."""
     weight_decay: float = 0.01
-    """AdamW's."""
-    grad_clip: float = 1.0
-    """Largest gradient norm."""
+    """Of both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class DemonstrationSettings:
     """Mean share that makes the right edit."""
     right_spread: float = 0.12
     """Tasks differ: a task's own share lies within this much of the mean."""
-    wrong_edits: int = 4
+    wrong_edits: int = 3
     """Different wrong edits a task."""
 
 
