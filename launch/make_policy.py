@@ -82,10 +82,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="launch/make_policy.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="launch/make_policy.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seed", type=int, default=0, help="of demonstrations, weights and batches (default 0)")
-    parser.add_argument("--cache-dir", type=Path, default=ROOT / ".cache", help="where tasks lie and policies go")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of demonstrations, weights and batches (default 0)"
+    )
+    parser.add_argument(
+        "--cache-dir", type=Path, default=ROOT / ".cache", help="where tasks lie and policies go"
+    )
     parser.add_argument(
         "--agent",
         type=Path,

@@ -36,11 +36,12 @@ def first_and_last(series: RunSeries) -> tuple[float, float]:
 def _learning(series: RunSeries) -> Table:
     first, last = first_and_last(series)
     by_step = zip(series.resolve_rate, series.steps, strict=True)
-    best = max(((rate, step) for rate, step in by_step if math.isfinite(rate)), default=(math.nan, 0))
+    known = ((rate, -step) for rate, step in by_step if math.isfinite(rate))
+    best = max(known, default=(math.nan, 0))  # the earliest of equals
     table = _table("Resolve rate")
     table.add_row(f"first {ENDS} steps", f"{first:.3f}")
     table.add_row(f"last {ENDS} steps", f"[bold]{last:.3f}[/bold]  ({last - first:+.3f})")
-    table.add_row("best step", f"{best[0]:.3f} at step {best[1]}")
+    table.add_row("best step", f"{best[0]:.3f} at step {-best[1]}")
     table.add_row("steps", f"{len(series.steps)} ({series.rollouts} rollouts on record)")
     return table
 
@@ -75,7 +76,7 @@ def _files(run_dir: Path) -> Table:
         ("rollouts", "trajectories as text"),
         ("checkpoints", "checkpoints"),
         ("config.yaml", "configuration"),
-        ("wandb", "W&B, offline: wandb sync FOLDER"),
+        ("wandb", "W&B (wandb sync)"),
     ):
         if (run_dir / name).exists():
             table.add_row(what, str(run_dir / name))

@@ -130,7 +130,13 @@ class Policy(Protocol):
     """Token-in/token-out access to the served policy."""
 
     async def sample(
-        self, prompt_ids: tuple[int, ...], *, max_tokens: int, temperature: float, top_p: float, seed: int | None
+        self,
+        prompt_ids: tuple[int, ...],
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int | None,
     ) -> Completion:
         """Raises ProviderError when the server cannot answer."""
         ...

@@ -138,7 +138,6 @@ def test_dry_run_of_the_demo_is_accepted_by_skyrl():
     assert "accepts this configuration" in done.stdout
 
 
-@pytest.mark.slow
 def test_dry_run_of_the_headline_lists_what_is_missing_here():
     done = command("+recipe=swe_smith_1600", "dry_run=true")
     assert done.returncode == 0, done.stderr

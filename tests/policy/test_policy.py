@@ -15,7 +15,13 @@ from recipes.cpu.policy.sampler import TorchPolicy, load, sample_batch
 from recipes.cpu.policy.sft import batch_loss, distinct, encode, entropy_floor, learning_rate, train
 from recipes.cpu.policy.simulate import SimulatedSandbox
 from recipes.cpu.policy.tokenizer import TokenizerMismatchError, byte_tokenizer, train_tokenizer, verify
-from recipes.cpu.policy.types import Demonstration, DemonstrationSettings, DemoTurn, ModelSettings, SftSettings
+from recipes.cpu.policy.types import (
+    Demonstration,
+    DemonstrationSettings,
+    DemoTurn,
+    ModelSettings,
+    SftSettings,
+)
 from recipes.cpu.policy.wording import responses
 from recipes.swe.agent import AgentConfig, run_agent
 from recipes.swe.chat import ChatCodec
@@ -68,7 +74,9 @@ def task(name: str) -> TaskInstance:
 
 @pytest.fixture(scope="module")
 def config() -> AgentConfig:
-    return replace(AgentConfig.load(ROOT / "configs/agent/demo.yaml"), max_context_tokens=30000, max_response_tokens=9000)
+    return replace(
+        AgentConfig.load(ROOT / "configs/agent/demo.yaml"), max_context_tokens=30000, max_response_tokens=9000
+    )
 
 
 async def demonstrations(config: AgentConfig, count: int = 10) -> list[Demonstration]:
@@ -84,7 +92,9 @@ async def demonstrations(config: AgentConfig, count: int = 10) -> list[Demonstra
             assert (sandbox.files[PATH].decode() == FIXED) == script.right
             assert sandbox.files[PATH].decode() != source(name).buggy
             turns = tuple(DemoTurn(turn.response, turn.observation) for turn in trajectory.turns)
-            made.append(Demonstration(task(name).instance_id, *messages(task(name), config), turns, script.right))
+            made.append(
+                Demonstration(task(name).instance_id, *messages(task(name), config), turns, script.right)
+            )
     return made
 
 
@@ -169,7 +179,9 @@ async def test_loss_falls_and_padding_changes_nothing(config: AgentConfig) -> No
     assert losses[-1] < 0.6 * losses[0]
     assert losses[-1] > entropy_floor(rows)
     twin = build_model(SMALL, tokenizer, seed=0)
-    assert train(twin, rows, replace(settings, steps=3), pad=pad, seed=0) == pytest.approx(losses[:3], rel=0.2)
+    assert train(twin, rows, replace(settings, steps=3), pad=pad, seed=0) == pytest.approx(
+        losses[:3], rel=0.2
+    )
 
 
 def test_learning_rate_warms_up_and_comes_down() -> None:
@@ -185,7 +197,9 @@ async def test_sampling_and_judging_an_untrained_policy(config: AgentConfig) -> 
     model: Any = build_model(SMALL, tokenizer, seed=0)
     codec = ChatCodec(tokenizer)
     prompts = [codec.initial("a", "b"), codec.initial("a", "longer than that")]
-    drawn = sample_batch(model, prompts, max_tokens=5, temperature=1.0, pad=tokenizer.pad_token_id, end=codec.end_id)
+    drawn = sample_batch(
+        model, prompts, max_tokens=5, temperature=1.0, pad=tokenizer.pad_token_id, end=codec.end_id
+    )
     assert [1 <= len(one.token_ids) <= 5 for one in drawn] == [True, True]
     assert all(len(one.token_ids) == len(one.logprobs) for one in drawn)
     assert all(score <= 0 for one in drawn for score in one.logprobs)

@@ -1,8 +1,8 @@
 """Demonstrations: scripted agents run through the real agent loop, and what was said and shown kept.
 
 Each distinct script of a task runs once in a sandbox of that task and is then repeated as often as it was
-planned: the shares of right and wrong ones are what the policy learns. That a right script leaves exactly the fixed file, and a wrong one does
-not, is checked on the resulting patch.
+planned: the shares of right and wrong ones are what the policy learns. That a right script leaves exactly
+the fixed file, and a wrong one does not, is checked on the resulting patch.
 """
 
 import asyncio
@@ -109,7 +109,9 @@ def check(script: Script, source: TaskSource, trajectory: Trajectory, workdir: s
     if result == source.buggy:
         raise DemonstrationError(f"{script.instance_id}: an edit changed nothing: {script.edits}")
     if (result == source.fixed) != script.right:
-        raise DemonstrationError(f"{script.instance_id}: an edit is not what it was meant to be: {script.edits}")
+        raise DemonstrationError(
+            f"{script.instance_id}: an edit is not what it was meant to be: {script.edits}"
+        )
 
 
 def texts(demonstrations: Sequence[Demonstration]) -> list[str]:

@@ -146,7 +146,8 @@ def summarise(attempts: Sequence[Attempt]) -> Report:
 def describe(report: Report) -> str:
     """One line for a person."""
     return (
-        f"{report.attempts} attempts at {len(report.per_task)} tasks: resolve rate {report.resolve_rate:.2f}, "
+        f"{report.attempts} attempts at {len(report.per_task)} tasks: "
+        f"resolve rate {report.resolve_rate:.2f}, "
         f"{report.mixed_tasks} tasks solved sometimes, well-formed {report.well_formed:.3f}, "
         f"submitted {report.submitted:.2f}, {report.turns:.1f} turns and {report.tokens:.0f} tokens each"
     )
@@ -172,7 +173,14 @@ async def _main(arguments: argparse.Namespace) -> int:
 
         async with MiniBackend() as backend:
             attempts = await attempt_all(
-                policy, codec, on, config, samples=arguments.samples, backend=backend, cache=cache, concurrent=32
+                policy,
+                codec,
+                on,
+                config,
+                samples=arguments.samples,
+                backend=backend,
+                cache=cache,
+                concurrent=32,
             )
     else:
         attempts = await attempt_all(policy, codec, on, config, samples=arguments.samples)

@@ -21,7 +21,7 @@ from recipes.cpu.policy.model import build_model, export
 from recipes.cpu.policy.sampler import TorchPolicy, load
 from recipes.cpu.policy.sft import encode, train
 from recipes.cpu.policy.tokenizer import train_tokenizer, verify
-from recipes.cpu.policy.types import DemonstrationSettings, Demonstration, ModelSettings, SftSettings
+from recipes.cpu.policy.types import Demonstration, DemonstrationSettings, ModelSettings, SftSettings
 from recipes.swe.agent import AgentConfig
 from recipes.swe.chat import ChatCodec
 from recipes.swe.tasks import LOCAL_TASKS, load_rows
@@ -164,8 +164,9 @@ def _train_and_export(
 
 
 def _verify_rows(work: Path, shown: Sequence[Demonstration], rows: Iterable[Any]) -> None:
-    from recipes.cpu.policy.tokenizer import TokenizerMismatchError
     from transformers import AutoTokenizer
+
+    from recipes.cpu.policy.tokenizer import TokenizerMismatchError
 
     codec = ChatCodec(AutoTokenizer.from_pretrained(work))
     for one, row in zip(shown, rows, strict=True):

@@ -29,10 +29,11 @@ def build_model(settings: ModelSettings, tokenizer: Any, *, seed: int) -> Any:
         bos_token_id=None,
         eos_token_id=end,
         pad_token_id=pad,
-        attn_implementation="sdpa",
+        attn_implementation="sdpa",  # pyright: ignore[reportCallIssue] - taken by the base class
     )
     config.architectures = ["Qwen2ForCausalLM"]
-    return Qwen2ForCausalLM(config).to(torch.float32)
+    model: Any = Qwen2ForCausalLM(config)  # its `to` is decorated beyond what pyright follows
+    return model.to(torch.float32)
 
 
 def export(model: Any, tokenizer: Any, folder: Path) -> None:

@@ -55,7 +55,9 @@ def sample_batch(
     drawn = result.sequences[:, width:]
     logits = torch.stack(result.logits, dim=1).float()
     logprobs = torch.log_softmax(logits, dim=-1).gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
-    return [_completion(row, scores, end) for row, scores in zip(drawn.tolist(), logprobs.tolist(), strict=True)]
+    return [
+        _completion(row, scores, end) for row, scores in zip(drawn.tolist(), logprobs.tolist(), strict=True)
+    ]
 
 
 def _completion(drawn: list[int], logprobs: list[float], end: int) -> Completion:
@@ -85,7 +87,13 @@ class TorchPolicy:
         self._worker: asyncio.Task[None] | None = None
 
     async def sample(
-        self, prompt_ids: tuple[int, ...], *, max_tokens: int, temperature: float, top_p: float, seed: int | None
+        self,
+        prompt_ids: tuple[int, ...],
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int | None,
     ) -> Completion:
         """Sample one response; `top_p` and `seed` are not honoured (1.0 and the global generator)."""
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
@@ -103,7 +111,7 @@ class TorchPolicy:
             del self._waiting[: len(calls)]
             try:
                 done = await asyncio.to_thread(self._generate, calls)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - handed to every waiting caller, which raises it
                 for call in calls:
                     if not call.answer.done():
                         call.answer.set_exception(error)

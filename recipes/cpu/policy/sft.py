@@ -7,7 +7,7 @@ token sees the padding, and torch keeps its fast path. Everything is seeded.
 import math
 import os
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -46,10 +46,10 @@ def distinct(rows: Sequence[TrainingRow]) -> list[TrainingRow]:
 def entropy_floor(rows: Sequence[TrainingRow]) -> float:
     """The lowest loss (nats a token) that any model can have on these rows: what is left when only the
     demonstrators' own choices at each point are uncertain."""
-    follows: dict[tuple[int, ...], Counter[int]] = {}
+    follows: dict[tuple[int, ...], defaultdict[int, float]] = {}
     for row in rows:
         for place in _choices(row):
-            follows.setdefault(row.ids[:place], Counter())[row.ids[place]] += row.weight
+            follows.setdefault(row.ids[:place], defaultdict(float))[row.ids[place]] += row.weight
     total = sum(row.weight * sum(row.mask) for row in rows)
     nats = 0.0
     for counts in follows.values():

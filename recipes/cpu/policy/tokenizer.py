@@ -84,7 +84,9 @@ def verify(folder: Path, tokenizer: Any, texts: Iterable[str]) -> int:
 def _qwen2(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Any:
     from transformers import Qwen2Tokenizer
 
-    return Qwen2Tokenizer(
+    tokenizer_class: Any = Qwen2Tokenizer  # its annotations are narrower than what it takes
+
+    return tokenizer_class(
         vocab=vocab,
         merges=merges,
         eos_token=IM_END,
