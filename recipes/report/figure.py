@@ -72,7 +72,10 @@ def _draw_times(axes: Axes, series: RunSeries) -> None:
     axes.set_ylabel("seconds of a rollout (mean)")
     _tidy(axes)
     handles, labels = axes.get_legend_handles_labels()
-    whole = [sum(values) for values in zip(*series.step_s.values(), strict=True)] if series.step_s else []
+    whole = [  # a part that a step did not have (no checkpoint) is NaN
+        sum(value for value in values if math.isfinite(value))
+        for values in zip(*series.step_s.values(), strict=True)
+    ]
     if any(math.isfinite(value) for value in whole):
         twin = axes.twinx()
         twin.plot(series.steps, whole, "k--", linewidth=1, label="whole trainer step (right)")
