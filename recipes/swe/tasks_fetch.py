@@ -22,7 +22,6 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 from recipes.swe.tasks_projects import Download
 from sandbox.cache_publish import write_atomically
 
-DEFAULT_INDEX = "https://pypi.org/simple"
 ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 TIMEOUT_S = 30.0
 MAX_BYTES = 64 << 20
@@ -30,6 +29,15 @@ MAX_BYTES = 64 << 20
 
 class FetchError(Exception):
     """A file could not be had; the message says from where, why and what to change."""
+
+
+def default_index() -> str:
+    """The public index, as pip itself names it. Raises FetchError where pip is not installed."""
+    try:
+        from pip._internal.models.index import PyPI
+    except ImportError as error:
+        raise FetchError("no pip here to ask for its index; set PIP_INDEX_URL") from error
+    return PyPI.simple_url
 
 
 def find_index(environ: Mapping[str, str], home: Path) -> str:
@@ -41,7 +49,7 @@ def find_index(environ: Mapping[str, str], home: Path) -> str:
     files.append(config_home / "pip" / "pip.conf")
     if environ.get("PIP_CONFIG_FILE"):
         files.append(Path(environ["PIP_CONFIG_FILE"]))
-    found = DEFAULT_INDEX
+    found: str | None = None
     for file in files:
         parser = configparser.RawConfigParser()
         try:
@@ -49,8 +57,8 @@ def find_index(environ: Mapping[str, str], home: Path) -> str:
         except (configparser.Error, UnicodeDecodeError, OSError) as error:
             raise FetchError(f"pip's configuration {file} cannot be read: {error}") from error
         for section in ("global", "download"):
-            found = parser.get(section, "index-url", fallback=found).strip()
-    return found
+            found = parser.get(section, "index-url", fallback=found)
+    return found.strip() if found else default_index()
 
 
 class Fetcher:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.swe.tasks_fetch import DEFAULT_INDEX, Fetcher, FetchError, find_index
+from recipes.swe.tasks_fetch import Fetcher, FetchError, default_index, find_index
 from recipes.swe.tasks_projects import Download
 
 DATA = b"the file"
@@ -121,7 +121,7 @@ def test_index_is_found_as_pip_finds_it(tmp_path: Path) -> None:
     (tmp_path / ".pip").mkdir()
     (tmp_path / ".pip" / "pip.conf").write_text("[global]\ntimeout = 1\n")
     found = find_index({"XDG_CONFIG_HOME": str(tmp_path / "none")}, tmp_path)
-    assert found == DEFAULT_INDEX or found.startswith(("http", "file"))
+    assert found == default_index() or found.startswith(("http", "file"))
     config.write_text("no section\n")
     with pytest.raises(FetchError, match="cannot be read"):
         find_index(environ, tmp_path)
