@@ -211,6 +211,8 @@ class Init:
         wire.send(self._sock, reply)
 
     def _copy_into(self, path: str, source: int, mode: int) -> None:
+        if not path.startswith("/"):
+            raise OSError(errno.EINVAL, "not an absolute path")
         self._make_parents(os.path.dirname(path))
         # Not O_TRUNC yet: only once it is known to be a regular file.
         fd = self._open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY, mode)
@@ -242,7 +244,12 @@ class Init:
     def _open(self, path: str, flags: int, mode: int = 0) -> int:
         # Magic links (/proc/N/fd) could name objects of other mount namespaces, proc_pid_fd(5).
         resolve = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
-        return syscalls.openat2(self._root, path, flags, mode=mode, resolve=resolve)
+        fd = syscalls.openat2(self._root, path, flags, mode=mode, resolve=resolve)
+        # /proc/self would be this process, which may read more of itself than the agent, proc_pid_maps(5).
+        if os.fstat(fd).st_dev == os.stat("proc", dir_fd=self._root).st_dev:
+            os.close(fd)
+            raise OSError(errno.EACCES, "files of /proc are read by commands only")
+        return fd
 
 
 def _number(error: OSError | ValueError) -> int:

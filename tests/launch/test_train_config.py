@@ -174,3 +174,10 @@ def test_a_kernel_without_user_namespaces_exits_3(tmp_path: Path):
     assert done.returncode == 3, done.stderr
     assert "sysctl user.max_user_namespaces" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_same_message_about_two_keys_is_told_twice():
+    done = command("+recipe=cpu_demo", "policy.bogus=3", "skyrl.trainer.algorithm.nope=2")
+    assert done.returncode == 2
+    assert "policy.bogus: unknown key" in done.stderr
+    assert "skyrl.trainer.algorithm.nope: unknown key" in done.stderr

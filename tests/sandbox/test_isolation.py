@@ -158,6 +158,11 @@ async def test_file_calls_cannot_be_tricked_outside(backend: MiniBackend, tmp_pa
         for magic in ("/proc/1/root/etc/passwd", "/proc/self/fd/0", "/proc/1/fd/3", "/proc/self/cwd/x"):
             with pytest.raises(OSError):
                 await sandbox.read_file(magic)
+        with pytest.raises(PermissionError):  # would be read as the sandbox's own first process
+            await sandbox.read_file("/proc/self/maps")
+        for relative in ("", "x", "../x"):
+            with pytest.raises((OSError, ValueError)):
+                await sandbox.write_file(relative, b"")
         with pytest.raises(OSError):
             await sandbox.write_file("/proc/sys/kernel/core_pattern", b"|/evil")
         with pytest.raises(OSError):
