@@ -8,6 +8,8 @@ import os
 import time
 from collections.abc import Iterator
 
+from sandbox import syscalls
+
 PREFIX = "minisandbox-"
 _WANTED = ("memory", "pids")
 
@@ -58,14 +60,6 @@ def candidate_directories() -> dict[str, list[str]]:
                 if controller in options.split(","):
                     found[controller] = _candidates(mount_point, root, own.get(controller, "/"))
     return found
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
 
 
 def remove_directory(path: str) -> None:
@@ -125,9 +119,9 @@ class Cgroups:
                 return False
             switch = " ".join("+" + c for c in usable)
             # Fails with EBUSY where `parent` itself holds processes, cgroups(7): the next parent is tried.
-            _write(os.path.join(parent, "cgroup.subtree_control"), switch)
+            syscalls.write_setting(os.path.join(parent, "cgroup.subtree_control"), switch)
             os.makedirs(path, exist_ok=True)
-            _write(os.path.join(path, "cgroup.subtree_control"), switch)
+            syscalls.write_setting(os.path.join(path, "cgroup.subtree_control"), switch)
         except OSError:
             return False
         self.version = "v2" if self.version == "none" else "hybrid"
@@ -142,24 +136,24 @@ class Cgroups:
             path = os.path.join(self.bases["memory"], name)
             self._limit_memory(path, memory_bytes)
         if "pids" in self.bases:
-            _write(os.path.join(self.bases["pids"], name, "pids.max"), str(pids))
+            syscalls.write_setting(os.path.join(self.bases["pids"], name, "pids.max"), str(pids))
 
     @staticmethod
     def _limit_memory(path: str, memory_bytes: int) -> None:
         if os.path.exists(os.path.join(path, "memory.max")):
-            _write(os.path.join(path, "memory.max"), str(memory_bytes))
+            syscalls.write_setting(os.path.join(path, "memory.max"), str(memory_bytes))
             swap, value = "memory.swap.max", "0"
         else:
-            _write(os.path.join(path, "memory.limit_in_bytes"), str(memory_bytes))
+            syscalls.write_setting(os.path.join(path, "memory.limit_in_bytes"), str(memory_bytes))
             # memory + swap may not be lower than memory, so it comes second.
             swap, value = "memory.memsw.limit_in_bytes", str(memory_bytes)
         if os.path.exists(os.path.join(path, swap)):
-            _write(os.path.join(path, swap), value)
+            syscalls.write_setting(os.path.join(path, swap), value)
 
     def enter(self, name: str, pid: int) -> None:
         """Put a process in; only the child, never the helper, or the helper would share its limit."""
         for path in self._paths(name):
-            _write(os.path.join(path, "cgroup.procs"), str(pid))
+            syscalls.write_setting(os.path.join(path, "cgroup.procs"), str(pid))
 
     def remove(self, name: str) -> None:
         """Remove the directories of one sandbox, whose processes are gone."""

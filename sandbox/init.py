@@ -76,6 +76,7 @@ class Init:
         """pid -> the owner's id for it."""
         self._pids: dict[int, int] = {}
         self._root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._proc_device = os.stat("/proc").st_dev
 
     def serve(self) -> int:
         """Until end of file on the socket."""
@@ -246,7 +247,7 @@ class Init:
         resolve = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
         fd = syscalls.openat2(self._root, path, flags, mode=mode, resolve=resolve)
         # /proc/self would be this process, which may read more of itself than the agent, proc_pid_maps(5).
-        if os.fstat(fd).st_dev == os.stat("proc", dir_fd=self._root).st_dev:
+        if os.fstat(fd).st_dev == self._proc_device:
             os.close(fd)
             raise OSError(errno.EACCES, "files of /proc are read by commands only")
         return fd

@@ -35,21 +35,13 @@ def write_maps(pid: int | str, *, shifted: bool, outside_uid: int = 0, outside_g
     """Map ids of the user namespace of `pid`, seen from its parent namespace."""
     if shifted:
         line = f"0 {SHIFT_BASE} {SHIFT_RANGE}\n"
-        _write(f"/proc/{pid}/uid_map", line)
-        _write(f"/proc/{pid}/gid_map", line)
+        syscalls.write_setting(f"/proc/{pid}/uid_map", line)
+        syscalls.write_setting(f"/proc/{pid}/gid_map", line)
         return
     # Without privilege in the parent namespace setgroups must be denied before gid_map may be written.
-    _write(f"/proc/{pid}/setgroups", "deny")
-    _write(f"/proc/{pid}/uid_map", f"0 {outside_uid} 1\n")
-    _write(f"/proc/{pid}/gid_map", f"0 {outside_gid} 1\n")
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
+    syscalls.write_setting(f"/proc/{pid}/setgroups", "deny")
+    syscalls.write_setting(f"/proc/{pid}/uid_map", f"0 {outside_uid} 1\n")
+    syscalls.write_setting(f"/proc/{pid}/gid_map", f"0 {outside_gid} 1\n")
 
 
 def idmap_userns() -> int:

@@ -212,3 +212,12 @@ def drop_all_capabilities() -> None:
 def overwrite_memory(address: int, length: int) -> None:
     """Zero a range of this process's own memory (its argument and environment strings)."""
     ctypes.memset(address, 0, length)
+
+
+def write_setting(path: str, text: str) -> None:
+    """Write a file of /proc or a cgroup in one write(2), which is how the kernel takes a setting."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
