@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 
-from sandbox import init, namespaces, syscalls, wire
+from sandbox import namespaces, start, syscalls, wire
 from sandbox.cgroup import Cgroups
 from sandbox.stage import NotIdmappableError, Stage
 
@@ -204,7 +204,7 @@ class Helper:
         os.close(release)
         stage = self._stages[shifted]
         skeleton = stage.skeleton(network=request["network"] == "host")
-        init.run(sock, request, stage=stage.directory, skeleton=skeleton, shifted=shifted)
+        start.run(sock, request, stage=stage.directory, skeleton=skeleton, shifted=shifted)
 
     def _reap(self) -> None:
         while self._sandboxes:

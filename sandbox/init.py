@@ -1,4 +1,4 @@
-"""The first process of a sandbox: builds it, then spawns, reaps and kills for the owner.
+"""The first process of a sandbox, once `sandbox.start` has built it: spawns, reaps and kills for the owner.
 
 It runs Python inside the sandbox's namespaces without privileges, cannot be traced or signalled from
 inside, and takes its orders from one socket only; end of file on it ends the sandbox. It never
@@ -12,59 +12,13 @@ import signal
 import socket
 import stat
 import time
-from typing import NoReturn
 
-from sandbox import mounts, namespaces, process, seccomp, syscalls, wire
+from sandbox import process, syscalls, wire
 
 _INTERRUPT = signal.SIGUSR1
 _KILL_PASSES = 25
 _TICKS = os.sysconf("SC_CLK_TCK")
 _RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD)
-
-
-def run(sock: socket.socket, request: wire.Message, *, stage: str, skeleton: str, shifted: bool) -> NoReturn:
-    """Body of the cloned child. Never returns; `request` was completed by the helper."""
-    code = 1
-    try:
-        upper = _build(request, stage=stage, skeleton=skeleton, shifted=shifted)
-        wire.send(sock, {"ready": True, "outside_uid": request["outside_uid"]}, (upper,))
-        os.close(upper)
-        code = Init(sock).serve()
-    except BaseException as error:  # noqa: BLE001 - the boundary of a process: reported, then it ends
-        try:
-            wire.send(sock, {"fatal": f"{type(error).__name__}: {error}"})
-        except OSError:
-            code = 2
-    finally:
-        os._exit(code)
-
-
-def _build(request: wire.Message, *, stage: str, skeleton: str, shifted: bool) -> int:
-    namespaces.become_root_inside(shifted=shifted)
-    namespaces.scrub_process_strings()
-    socket.sethostname("sandbox")
-    if request["network"] == "none":
-        namespaces.bring_up_loopback()
-    os.umask(0o022)
-    limits = request["limits"]
-    upper = mounts.build_root(
-        stage,
-        layers=request["layers"],
-        skeleton=skeleton,
-        binds=[(source, target) for source, target in request["binds"]],
-        disk_bytes=limits["disk_bytes"],
-    )
-    os.makedirs(request["workdir"], exist_ok=True)
-    controllers: list[str] = request["controllers"]
-    namespaces.set_limits(
-        open_files=limits["open_files"],
-        pids=None if "pids" in controllers else limits["pids"],
-        memory_bytes=None if "memory" in controllers else limits["memory_bytes"],
-    )
-    namespaces.drop_privileges()
-    # Last: everything above needs calls that the filter denies.
-    seccomp.install(seccomp.build(syscalls.machine()))
-    return upper
 
 
 class Init:

@@ -44,11 +44,15 @@ class Limits:
     pids: int = 512
     """Processes and threads (cgroup, or RLIMIT_NPROC where no cgroup is writable)."""
     disk_bytes: int = 1 * GIB
-    """Size of the writable tmpfs upper layer."""
+    """Size of the writable layer."""
     open_files: int = 4096
     """RLIMIT_NOFILE."""
     output_bytes: int = 1 * MIB
     """Default cap on the output kept of one command."""
+    cpu_weight: int = 100
+    """Share of the processor against neighbours, 1-10000 as cgroup v2's cpu.weight; 100 is the usual one."""
+    wall_time_s: float | None = None
+    """The sandbox is closed this long after it opened; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class SandboxSpec:
     """Everything needed to open one sandbox."""
 
     layers: tuple[Path, ...] = ()
-    """Read-only directories, topmost first; the host's /usr is added below them."""
+    """Read-only directories, or squashfs or erofs images, topmost first; the host's /usr is added below."""
     binds: tuple[BindMount, ...] = ()
     """Host directories bound inside (for example the interpreter)."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -79,18 +83,60 @@ class SandboxSpec:
     """Resource limits."""
     network: Literal["none", "host"] = "none"
     """`none`: own namespace with loopback only. `host`: for building environments only."""
+    allowed_hosts: tuple[str, ...] = ()
+    """`host` or `host:port` names that programs reach through a proxy although `network` is `none`; the
+    usual variables (`HTTPS_PROXY`, ...) name it inside. A bare host means ports 80 and 443."""
+    upper: Literal["tmpfs", "disk"] = "tmpfs"
+    """Where what is written goes: memory (counts against `memory_bytes`), or the state directory's disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one sandbox has used so far. A figure that this machine cannot tell is None."""
+
+    memory_peak_bytes: int | None
+    """Highest memory of all its processes and tmpfs files together (cgroup)."""
+    cpu_s: float | None
+    """Processor time of all its processes, in seconds (cgroup)."""
+    oom_kills: int | None
+    """Processes that the kernel killed for going over `memory_bytes`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A process that a session's commands left running."""
+
+    pid: int
+    """Process id inside the sandbox."""
+    command: str
+    """Its command line, undecodable bytes replaced."""
 
 
 class Session(Protocol):
     """One persistent shell: cwd, variables and background jobs live from command to command."""
 
     async def run(
-        self, command: str | bytes, *, timeout_s: float, output_limit_bytes: int | None = None
+        self,
+        command: str | bytes,
+        *,
+        timeout_s: float,
+        output_limit_bytes: int | None = None,
+        output_file: Path | None = None,
     ) -> ExecResult:
         """Run a command line in the shell. After a timeout, `exit` or `exec` in the command the
         next `run` works again in a new shell (cwd kept where possible); it never breaks.
 
-        Raises SandboxLostError when the sandbox itself is gone."""
+        `output_file` is a file outside that takes the whole output as it comes, while the result
+        holds head and tail as ever. Raises SandboxLostError when the sandbox itself is gone."""
+        ...
+
+    async def interrupt(self) -> bool:
+        """End the command that is running, as Ctrl-C would; its `run` returns with status 130 and the
+        shell goes on. False when none was running."""
+        ...
+
+    async def jobs(self) -> tuple[Job, ...]:
+        """What earlier commands left running, oldest first."""
         ...
 
     async def close(self) -> None:
@@ -130,6 +176,26 @@ class Sandbox(Protocol):
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Create or replace a file (parents are made); symlinks resolve inside."""
+        ...
+
+    async def upload(self, source: Path, path: str) -> None:
+        """Copy a file or directory from outside to `path` inside; modes are kept, owners are not.
+        Symbolic links are copied as links."""
+        ...
+
+    async def download(self, path: str, target: Path, *, limit_bytes: int = 1 * GIB) -> None:
+        """Copy a file or directory from inside to `target` outside, which must not exist yet. Links are
+        copied as links and never followed outside; devices, sockets and FIFOs are left out. Raises as
+        `read_file`."""
+        ...
+
+    async def fork(self) -> "Sandbox":
+        """A new sandbox whose files are a copy of this one's at this moment; processes, sessions and what
+        lies in writable binds are not copied. Neither sees what the other does afterwards."""
+        ...
+
+    async def usage(self) -> Usage:
+        """Memory and processor time so far."""
         ...
 
     async def diff(self, root: str) -> str:
