@@ -66,13 +66,12 @@ async def _check(console: Console) -> int:
     except SandboxError as error:
         console.print(f"No sandbox can be opened on this machine: {error}", markup=False)
         return UNUSABLE_MACHINE
-    failed = {name: problem for name, problem in results.items() if problem}
-    console.print(
-        f"{len(results) - len(failed)} of {len(results)} checks passed in {time.monotonic() - started:.1f} s"
-    )
-    for name, problem in failed.items():
-        console.print(f"  {name}: {problem}", markup=False)
-    return FAILED if failed else OK
+    passed = sum(outcome.passed for outcome in results)
+    console.print(f"{passed} of {len(results)} checks passed in {time.monotonic() - started:.1f} s")
+    for outcome in results:
+        if not outcome.passed:
+            console.print(f"  {outcome}", markup=False)
+    return FAILED if any(outcome.problem for outcome in results) else OK
 
 
 def _say_what_is_used(console: Console, backend: MiniBackend) -> None:
