@@ -5,8 +5,13 @@ sandboxes; the sandbox it grades in is any object with `GradingSandbox`'s three 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+RunnerName = Literal["pytest", "unittest", "django", "wrapped", "log"]
+"""How the tests are run; see `rewards.runners`."""
+Exhausted = Literal["time", "memory", "disk"]
+"""What a test run was out of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,16 @@ class TestSpec:
     """Wall-clock limit of the whole test run."""
     workdir: str = "/testbed"
     """Repository root inside the sandbox."""
+    runner: RunnerName = "pytest"
+    """Who runs them: pytest; unittest; Django's (manage.py test, tests/runtests.py); a command that runs pytest
+    somewhere inside (`wrapped`: tox, nox, make, a script); or any command, judged by its output (`log`)."""
+    test_timeout_s: float | None = None
+    """Wall-clock limit of one test with its fixtures, and of loading one file; None for no limit but the whole
+    run's. Not with `log`."""
+    targets: tuple[str, ...] = ()
+    """What to run: files, or dotted modules for unittest and Django. Empty: what the ids name."""
+    log_format: str = ""
+    """With `log`: the name of a parser of `rewards.logs`."""
 
 
 class GradingExecResult(Protocol):
@@ -71,6 +86,24 @@ class GradingSandbox(Protocol):
         ...
 
 
+class GradingUsage(Protocol):
+    """The part of a sandbox's usage that grading reads."""
+
+    @property
+    def oom_kills(self) -> int | None:
+        """Processes that the kernel killed for going over the sandbox's memory; None when unknown."""
+        ...
+
+
+@runtime_checkable
+class MeteredSandbox(Protocol):
+    """A sandbox that counts what it used; grading asks where it can."""
+
+    async def usage(self) -> GradingUsage:
+        """So far."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class RewardResult:
     """Verdict on one patch."""
@@ -89,3 +122,17 @@ class RewardResult:
     """Paths of the patch that the agent may not touch, left out before grading."""
     reasons: tuple[str, ...] = ()
     """Why it is not resolved, in short sentences for a person."""
+    p2p_fraction: float = 0.0
+    """Share of PASS_TO_PASS that passed, 0-1."""
+    tests_passed: bool = False
+    """True when every listed test passed in an authentic run, whatever is suspected."""
+    suspicions: tuple[str, ...] = ()
+    """What in the added code looks as if it knew of its judge; `resolved` is False when there is any."""
+    dropped_by_reason: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many of `dropped_paths` were left out for each reason."""
+    exhausted: Exhausted | None = None
+    """What the patched code used up, when that ended tests."""
+    channel: Literal["none", "signed", "log"] = "none"
+    """Where the results come from: nothing was run, the signed channel, or an output that can be forged."""
+    gradings: int = 1
+    """How many times it was graded: 2 after a fault that may have been ours."""
