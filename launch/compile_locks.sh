@@ -18,7 +18,7 @@ lock() {
 
 extra=("$@")
 lock base "${extra[@]}"
-lock cpu --extra cpu --extra dev --override configs/lock/overrides-cpu.txt "${extra[@]}"
+lock cpu --extra cpu --extra dev --extra rex --override configs/lock/overrides-cpu.txt "${extra[@]}"
 lock dev --extra dev "${extra[@]}"
 lock data --extra data --extra dev "${extra[@]}"
 lock gpu --extra gpu --override configs/lock/overrides-gpu.txt "${extra[@]}"
