@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandbox import images
 from sandbox.errors import SandboxError
 
 _SKIPPED_DIRECTORIES = frozenset({
@@ -62,9 +63,7 @@ def read_regular(fd: int, path: str, limit_bytes: int) -> bytes:
 def make_patch(upper: int, layers: tuple[Path, ...], root: str) -> str:
     """The patch of everything below `root`; empty when nothing changed. Blocks: call it in a thread."""
     parts = [part for part in root.split("/") if part]
-    below = [
-        _open_below(os.open(layer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), parts) for layer in layers
-    ]
+    below = [_open_below(images.open_layer(str(layer)), parts) for layer in layers]
     top = _open_below(os.dup(upper), parts)
     lower = [fd for fd in below if fd is not None]
     try:

@@ -8,7 +8,7 @@ namespace starts as a copy of the helper's, so it finds all of it at no cost. No
 import os
 import shutil
 
-from sandbox import namespaces, syscalls
+from sandbox import images, namespaces, syscalls
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _KEEP_STAGED = 96
@@ -44,7 +44,7 @@ class Stage:
         self.directory = directory
         self._shifted = shifted
         self._userns = idmap_userns
-        self._staged: dict[tuple[str, bool, int, int], str] = {}
+        self._staged: dict[tuple[str, bool, bool, int, int], str] = {}
         self._counter = 0
         syscalls.mount("tmpfs", directory, "tmpfs", syscalls.MS_NOSUID, "mode=711,size=64m")
         for name in ("root", "upper", "layers"):
@@ -64,27 +64,33 @@ class Stage:
         self, layers: list[str], binds: list[tuple[str, str, bool]]
     ) -> tuple[list[str], list[tuple[str, str]]]:
         """Names of the layers, and (name, target) of the binds with the host's programs first."""
-        names = [self.layer(path) for path in layers]
+        names = [self._layer(path) for path in layers]
         targets = [("usr", "/usr")]
         targets += [(self.layer(path), path) for path in self.host_directories()]
         targets += [(self.layer(source, writable=writable), target) for source, target, writable in binds]
         return names, targets
 
-    def layer(self, path: str, *, writable: bool = False) -> str:
+    def _layer(self, path: str) -> str:
+        """Stage a layer: a directory, or an image that is mounted."""
+        return self.layer(path, image=not os.path.isdir(path))
+
+    def layer(self, path: str, *, writable: bool = False, image: bool = False) -> str:
         """Stage a host directory (or file) once; its name relative to the staging directory."""
         status = os.stat(path)
-        key = (path, writable, status.st_dev, status.st_ino)
+        key = (path, writable, image, status.st_dev, status.st_ino)
         name = self._staged.pop(key, None)
         if name is None:
             self._evict()
             self._counter += 1
             name = f"layers/{self._counter}"
             target = os.path.join(self.directory, name)
-            if os.path.isdir(path):
+            # Before the place for it: an image that does not mount leaves nothing behind.
+            tree = self._image(path) if image else self._host_tree(path, idmap=True, optional_idmap=False)
+            if image or os.path.isdir(path):
                 os.mkdir(target)
             else:
                 os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
-            self._attach(self._host_tree(path, idmap=True, optional_idmap=False), target, writable=writable)
+            self._attach(tree, target, writable=writable)
         self._staged[key] = name  # re-inserted last: the dict is in order of use
         return name
 
@@ -96,19 +102,33 @@ class Stage:
             syscalls.umount_detach(target)
             os.rmdir(target) if os.path.isdir(target) else os.unlink(target)
 
-    def _host_tree(self, path: str, *, idmap: bool, optional_idmap: bool) -> int:
-        tree = syscalls.open_tree(path)
-        if not (idmap and self._shifted):
+    def _image(self, path: str) -> int:
+        """Mount an image. One whose files belong to the shifted root already is taken as it is, which serves
+        kernels that have no idmapped mounts of it (squashfs before 6.2)."""
+        tree = images.attach(path)
+        if not self._shifted or os.stat(".", dir_fd=tree).st_uid == namespaces.SHIFT_BASE:
             return tree
+        return self._idmap(tree, path)
+
+    def _idmap(self, tree: int, path: str) -> int:
         try:
             # An idmapping can be set only while the tree is detached, mount_setattr(2).
             syscalls.mount_setattr(tree, syscalls.MOUNT_ATTR_IDMAP, self._userns)
         except OSError as error:
             os.close(tree)
-            if optional_idmap:
-                return syscalls.open_tree(path)
             raise NotIdmappableError(error.errno, f"idmapped mount of {path}: {error}") from error
         return tree
+
+    def _host_tree(self, path: str, *, idmap: bool, optional_idmap: bool) -> int:
+        tree = syscalls.open_tree(path)
+        if not (idmap and self._shifted):
+            return tree
+        try:
+            return self._idmap(tree, path)
+        except NotIdmappableError:
+            if optional_idmap:
+                return syscalls.open_tree(path)
+            raise
 
     def _attach(self, tree: int, target: str, *, writable: bool) -> None:
         attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
@@ -178,7 +198,9 @@ class Stage:
             os.symlink(target, os.path.join(dev, name))
         for name in ("pts", "shm"):
             os.mkdir(os.path.join(dev, name))
-        flags = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NOEXEC | 32  # MS_REMOUNT: shared by all
+        flags = (
+            syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NOEXEC | 32
+        )  # shared by all
         syscalls.mount("tmpfs", dev, None, flags, "mode=755,size=64k")
 
     def host_directories(self) -> list[str]:
