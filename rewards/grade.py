@@ -11,8 +11,9 @@ from dataclasses import replace
 from rewards.errors import GraderError
 from rewards.lint import find_suspicions
 from rewards.patches import FilePatch, PatchError, parse_patch
-from rewards.policy import PatchPolicy
+from rewards.policy import Division, PatchPolicy
 from rewards.runner import TestRun, files_of, run_tests, tail
+from rewards.shadows import drop_shadows
 from rewards.types import GradingSandbox, RewardResult, TestSpec
 
 TIME_LIMIT = "time limit"
@@ -42,7 +43,8 @@ async def grade(
     `restore` maps paths relative to the work directory to contents that are put back after the
     patch. The sandbox is used up: its files and processes are whatever the tests left."""
     files = files_of(tests.fail_to_pass + tests.pass_to_pass)
-    kept, dropped = select(patch, files, policy)
+    division = await drop_shadows(select(patch, files, policy), policy, files, sandbox, workdir=tests.workdir)
+    kept, dropped = division.kept, tuple(path for path, _ in division.dropped)
     if not kept and tests.fail_to_pass:
         why = "only files that the agent may not change are in the patch" if dropped else "the patch is empty"
         return RewardResult(0.0, False, 0.0, 0, dropped_paths=dropped, reasons=(why,))
@@ -53,18 +55,13 @@ async def grade(
     return replace(verdict(tests, run, suspicions), dropped_paths=dropped)
 
 
-def select(
-    patch: str, test_files: Sequence[str], policy: PatchPolicy
-) -> tuple[tuple[FilePatch, ...], tuple[str, ...]]:
+def select(patch: str, test_files: Sequence[str], policy: PatchPolicy) -> Division:
     """Parts of the patch to apply, and the paths left out. Raises GraderError for an unreadable patch."""
     try:
         parsed = parse_patch(patch)
     except PatchError as error:
-        raise GraderError(f"the patch cannot be read: {error}") from error
-    reasons = [(part, policy.why_dropped(part, test_files)) for part in parsed]
-    kept = tuple(part for part, reason in reasons if reason is None)
-    dropped = tuple(path for part, reason in reasons if reason is not None for path in part.paths)
-    return kept, dropped
+        raise GraderError(f"the patch cannot be read: {error}", "patch") from error
+    return policy.divide(parsed, test_files)
 
 
 async def apply_patch(parts: Sequence[FilePatch], sandbox: GradingSandbox, workdir: str) -> None:

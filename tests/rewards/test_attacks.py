@@ -24,9 +24,9 @@ async def test_what_steers_the_judge_is_dropped(name: str, local: LocalSandbox) 
 
 @pytest.mark.parametrize("name", DROPPED)
 async def test_all_dropped_files_together_with_the_fix_are_harmless(name: str) -> None:
-    kept, dropped = select(DROPPED[name] + GOLD, FILES, PatchPolicy())
-    assert "shapes/core.py" in {part.path for part in kept}
-    assert dropped
+    division = select(DROPPED[name] + GOLD, FILES, PatchPolicy())
+    assert "shapes/core.py" in {part.path for part in division.kept}
+    assert division.dropped
 
 
 async def test_the_fix_beside_debris_earns_one(local: LocalSandbox) -> None:
