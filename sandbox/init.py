@@ -13,7 +13,7 @@ import socket
 import stat
 import time
 
-from sandbox import process, syscalls, wire
+from sandbox import process, syscalls, terminal, wire
 
 _INTERRUPT = signal.SIGUSR1
 _KILL_PASSES = 25
@@ -62,6 +62,8 @@ class Init:
                     self._kill(message)
                 case "read":
                     self._read_file(message)
+                case "terminal":
+                    self._open_terminal(message)
                 case "write":
                     self._write_file(message, fds[0])
                 case other:
@@ -96,6 +98,8 @@ class Init:
                 actions.append((os.POSIX_SPAWN_OPEN, target, "/dev/null", os.O_RDWR, 0))
             for fd, target in zip(fds, message["targets"], strict=True):
                 actions.append((os.POSIX_SPAWN_DUP2, fd, target))
+            if message.get("terminal"):
+                actions += terminal.spawn_actions(message["terminal"])
             try:
                 pid = _posix_spawn(argv, env, actions)
                 self._children[pid] = child
@@ -106,7 +110,8 @@ class Init:
             except ValueError as error:
                 problem = (126, f"{argv[0]!r}: {error}")
         status, text = problem
-        os.write(fds[-1], text.encode("utf-8", "replace") + b"\n")
+        if fds:  # a program on a terminal has none
+            os.write(fds[-1], text.encode("utf-8", "replace") + b"\n")
         wire.send(self._sock, {"exit": child, "status": status})
 
     def _kill(self, message: wire.Message) -> None:
@@ -150,6 +155,17 @@ class Init:
         try:
             fd = self._open(message["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         except (OSError, ValueError) as error:
+            wire.send(self._sock, {"reply": message["id"], "errno": _number(error)})
+            return
+        try:
+            wire.send(self._sock, {"reply": message["id"]}, (fd,))
+        finally:
+            os.close(fd)
+
+    def _open_terminal(self, message: wire.Message) -> None:
+        try:
+            fd = terminal.open_master(self._root)
+        except OSError as error:
             wire.send(self._sock, {"reply": message["id"], "errno": _number(error)})
             return
         try:

@@ -158,8 +158,10 @@ class MiniSandbox:
         cwd: str,
         env: Mapping[str, str] | None = None,
         fallback_cwd: str | None = None,
+        terminal: str | None = None,
     ) -> tuple[int, asyncio.Future[int]]:
-        """Start a program with `fds` as its descriptors `targets`. Returns its id and its status to come."""
+        """Start a program with `fds` as its descriptors `targets`, or on the `terminal` that
+        `open_terminal` made. Returns its id and its status to come."""
         child = next(self._ids)
         exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._exits[child] = exited
@@ -172,6 +174,7 @@ class MiniSandbox:
             "fallback_cwd": fallback_cwd,
             "targets": list(targets),
             "null": list(null),
+            "terminal": terminal,
         }
         await self._link.send(message, fds)
         return child, exited
@@ -269,6 +272,13 @@ class MiniSandbox:
             return await future
         finally:
             self._replies.pop(number, None)
+
+    async def open_terminal(self) -> int:
+        """The master end of a new pseudo-terminal inside; `sandbox.terminal` names and sizes it."""
+        fd = await self._ask({"op": "terminal"})
+        if fd is None:
+            raise SandboxLostError("no descriptor came back")
+        return fd
 
     async def read_file(self, path: str, *, limit_bytes: int = 16 * MIB) -> bytes:
         """See `sandbox.types.Sandbox.read_file`."""
