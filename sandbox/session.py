@@ -36,6 +36,8 @@ _STEP = (
 _INTERRUPT_GRACE_S = 0.5
 _KILL_GRACE_S = 10.0
 _STATE_LIMIT_BYTES = 2 << 20
+_REPORT_LIMIT_BYTES = 16 << 10
+"""A report is a status and a directory, whose path has at most 4,096 bytes."""
 
 
 class _Shell:
@@ -59,7 +61,8 @@ class _Shell:
         self.state_pipe.start(self._on_state)
 
     def _on_status(self, data: bytes) -> None:
-        self.status_text += data
+        # Programs inside can write here too, for ever: never keep more than a report can hold.
+        self.status_text += data[: _REPORT_LIMIT_BYTES - len(self.status_text)]
         if b"\0" in data and not self.reported.done():
             self.reported.set_result(None)
 
@@ -81,6 +84,8 @@ class _Shell:
             os.write(self.script, _STEP.encode())
         except BrokenPipeError:
             return  # it died since the last command: its exit is on the way
+        except BlockingIOError:
+            return  # a program inside filled the shell's script: no report comes, and the timeout ends it
 
     def close(self) -> None:
         """Close our ends."""
