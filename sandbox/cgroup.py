@@ -1,4 +1,4 @@
-"""Memory and process-count limits through cgroups: v2, v1, hybrid, or none at all.
+"""Limits of memory, processes and processor share through cgroups: v2, v1, hybrid, or none at all.
 
 Directories are named after the owning process, so that those of dead owners can be told and removed.
 cgroups(7). Where nothing is writable `Cgroups.controllers` is empty and the caller falls back to rlimits.
@@ -7,11 +7,13 @@ cgroups(7). Where nothing is writable `Cgroups.controllers` is empty and the cal
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from sandbox import syscalls
 
 PREFIX = "minisandbox-"
-_WANTED = ("memory", "pids")
+_WANTED = ("memory", "pids", "cpu", "cpuacct")
+_LIMITING = ("memory", "pids", "cpu")
 
 
 def _mounts() -> Iterator[tuple[str, str, str, str]]:
@@ -76,13 +78,38 @@ def remove_directory(path: str) -> None:
     os.rmdir(path)
 
 
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Descriptors through which one new process enters the cgroups of a sandbox."""
+
+    tasks: tuple[int, ...]
+    """`tasks` files of v1, to which the process itself writes "0"."""
+    into: int
+    """Directory of v2 for `clone`, or -1."""
+
+    def close(self) -> None:
+        """Close them; the caller's copies only."""
+        for fd in (*self.tasks, *([self.into] if self.into >= 0 else [])):
+            os.close(fd)
+
+
+def walk_in(doors: Doors) -> None:
+    """Enter the v1 cgroups, as the process that is to be limited.
+
+    A lone thread that moves itself spares the kernel the lock that keeps thread groups whole, whose first
+    taker after a pause waits 5 to 20 ms: hence "0" in `tasks`, not a pid in `cgroup.procs`, cgroups(7)."""
+    for fd in doors.tasks:
+        os.write(fd, b"0")
+
+
 class Cgroups:
     """The cgroup directories of one owner, one subdirectory a sandbox."""
 
     def __init__(self, owner: str) -> None:
         self.bases: dict[str, str] = {}
-        """Controller -> the owner's directory; both controllers share one under v2."""
+        """Controller -> the owner's directory; all controllers share one under v2."""
         self.version = "none"
+        self._v2 = ""
         name = PREFIX + owner
         places = candidate_directories()
         for controller in _WANTED:
@@ -96,13 +123,13 @@ class Cgroups:
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """Those of memory and pids that work."""
-        return tuple(sorted(self.bases))
+        """Those of memory, pids and cpu that work."""
+        return tuple(sorted(set(self.bases) & set(_LIMITING)))
 
     def _try_v1(self, controller: str, path: str) -> bool:
         try:
             os.makedirs(path, exist_ok=True)
-            if os.access(os.path.join(path, "cgroup.procs"), os.W_OK):
+            if os.access(os.path.join(path, "tasks"), os.W_OK):
                 self.bases[controller] = path
                 return True
             os.rmdir(path)
@@ -111,7 +138,8 @@ class Cgroups:
         return False
 
     def _try_v2(self, parent: str, path: str) -> bool:
-        wanted = [c for c in _WANTED if c not in self.bases]
+        # cpu.stat, and so the time used, is there without a controller in v2.
+        wanted = [c for c in _LIMITING if c not in self.bases]
         try:
             with open(os.path.join(parent, "cgroup.controllers"), encoding="utf-8") as file:
                 usable = [c for c in wanted if c in file.read().split()]
@@ -126,34 +154,64 @@ class Cgroups:
             return False
         self.version = "v2" if self.version == "none" else "hybrid"
         self.bases.update(dict.fromkeys(usable, path))
+        self._v2 = path
         return True
 
-    def create(self, name: str, *, memory_bytes: int, pids: int) -> None:
-        """Make the directories of one sandbox with its limits."""
+    def create(self, name: str) -> None:
+        """Make the directories of one sandbox, without limits yet."""
         for path in self._paths(name):
             os.mkdir(path)
+
+    def limit(self, name: str, *, memory_bytes: int, pids: int, cpu_weight: int) -> None:
+        """Set the limits of one sandbox. Raises OSError where the kernel takes a value back."""
         if "memory" in self.bases:
-            path = os.path.join(self.bases["memory"], name)
-            self._limit_memory(path, memory_bytes)
+            self._limit_memory(os.path.join(self.bases["memory"], name), memory_bytes)
         if "pids" in self.bases:
             syscalls.write_setting(os.path.join(self.bases["pids"], name, "pids.max"), str(pids))
+        if "cpu" in self.bases and cpu_weight != 100:
+            self._weigh(os.path.join(self.bases["cpu"], name), cpu_weight)
 
-    @staticmethod
-    def _limit_memory(path: str, memory_bytes: int) -> None:
-        if os.path.exists(os.path.join(path, "memory.max")):
+    def _limit_memory(self, path: str, memory_bytes: int) -> None:
+        if self.bases["memory"] == self._v2:
             syscalls.write_setting(os.path.join(path, "memory.max"), str(memory_bytes))
             swap, value = "memory.swap.max", "0"
         else:
-            syscalls.write_setting(os.path.join(path, "memory.limit_in_bytes"), str(memory_bytes))
+            limit, swap = "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"
+            value = str(memory_bytes)
+            syscalls.write_setting(os.path.join(path, limit), value)
             # memory + swap may not be lower than memory, so it comes second.
-            swap, value = "memory.memsw.limit_in_bytes", str(memory_bytes)
-        if os.path.exists(os.path.join(path, swap)):
+        try:
             syscalls.write_setting(os.path.join(path, swap), value)
+        except FileNotFoundError:
+            return  # a kernel that does not count swap
 
-    def enter(self, name: str, pid: int) -> None:
-        """Put a process in; only the child, never the helper, or the helper would share its limit."""
-        for path in self._paths(name):
-            syscalls.write_setting(os.path.join(path, "cgroup.procs"), str(pid))
+    def _weigh(self, path: str, weight: int) -> None:
+        if self.bases["cpu"] == self._v2:
+            syscalls.write_setting(os.path.join(path, "cpu.weight"), str(weight))
+        else:
+            # v1's usual share is 1024 where v2's usual weight is 100.
+            syscalls.write_setting(os.path.join(path, "cpu.shares"), str(max(2, weight * 1024 // 100)))
+
+    def doors(self, name: str) -> Doors:
+        """Descriptors for a process to enter by; the caller closes them."""
+        tasks = tuple(
+            os.open(os.path.join(path, "tasks"), os.O_WRONLY | os.O_CLOEXEC)
+            for path in self._paths(name)
+            if not self._v2 or not path.startswith(self._v2 + "/")
+        )
+        into = -1
+        if self._v2:
+            into = os.open(os.path.join(self._v2, name), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return Doors(tasks, into)
+
+    def push(self, name: str, pid: int) -> None:
+        """Put a process into the v2 cgroup, where `clone` could not; slow, see `walk_in`."""
+        syscalls.write_setting(os.path.join(self._v2, name, "cgroup.procs"), str(pid))
+
+    def directories(self, name: str) -> dict[str, str]:
+        """Controller -> directory of one sandbox, for `read_usage`; `cpuacct` is v2's where that counts."""
+        bases = {**self.bases, **({"cpuacct": self._v2} if self._v2 and "cpuacct" not in self.bases else {})}
+        return {controller: os.path.join(base, name) for controller, base in bases.items()}
 
     def remove(self, name: str) -> None:
         """Remove the directories of one sandbox, whose processes are gone."""

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -46,7 +47,7 @@ def collect(state_dir: Path | None = None) -> Collected:
                 processes += _empty_cgroup(path)
                 groups += 1
     for path in dead:
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)
     return Collected(processes, groups, len(dead))
 
 
@@ -55,6 +56,25 @@ def remove_cgroups(directories: list[str]) -> None:
     for directory in directories:
         if Path(directory).is_dir():
             _empty_cgroup(Path(directory))
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory whatever modes a sandbox gave to what is in it. Blocks."""
+
+    def unlock(function: Callable[..., object], name: str, error: BaseException) -> None:
+        if isinstance(error, FileNotFoundError):
+            return
+        os.chmod(os.path.dirname(name), 0o700)
+        if not os.path.islink(name):
+            os.chmod(name, 0o700)
+        # Listing failed: again from there. Else the one call is tried again.
+        shutil.rmtree(name, ignore_errors=True) if function in (os.open, os.scandir, os.listdir) else None
+        try:
+            os.rmdir(name) if os.path.isdir(name) and not os.path.islink(name) else os.unlink(name)
+        except FileNotFoundError:
+            return
+
+    shutil.rmtree(path, onexc=unlock)
 
 
 def _directories(root: Path) -> list[Path]:

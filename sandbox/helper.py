@@ -5,30 +5,39 @@ small and has neither. It ends, and everything it made with it, when the owner d
 Started by `sandbox.mini`; imports nothing heavy.
 """
 
+import gc
 import os
 import select
 import signal
 import socket
 import sys
 
-from sandbox import namespaces, start, syscalls, wire
+from sandbox import namespaces, seccomp, syscalls, wire
 from sandbox.cgroup import Cgroups
+from sandbox.nursery import Member, Nursery
+from sandbox.pool import Pool
 from sandbox.stage import NotIdmappableError, Stage
 
 
 def main() -> None:
-    """Entry: argv is CONTROL_FD OWNER_PID STATE_DIR."""
+    """Entry: argv is CONTROL_FD OWNER_PID STATE_DIR POOL_SIZE."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    owner, state = int(sys.argv[2]), sys.argv[3]
+    owner, state, pool_size = int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     # A pidfd rather than PR_SET_PDEATHSIG: that fires when the owner's *thread* ends, prctl(2).
     owner_fd = os.pidfd_open(owner)
     if os.getppid() != owner:
         return
     try:
-        helper = Helper(control, owner_fd, os.path.basename(state), state)
+        # Here once for all sandboxes: what they fork from shows neither our paths nor our environment.
+        namespaces.scrub_process_strings(b"minisandbox")
+        helper = Helper(control, owner_fd, state, pool_size)
     except OSError as error:
         wire.send(control, {"fatal": str(error)})
         return
+    # A collection in a forked child would write to, and so copy, every page that it shares with us.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
     try:
         helper.serve()
     finally:
@@ -62,16 +71,19 @@ def _enter_private_mounts(state: str) -> tuple[bool, int]:
 class Helper:
     """State of the helper."""
 
-    def __init__(self, control: socket.socket, owner_fd: int, owner: str, state: str) -> None:
+    def __init__(self, control: socket.socket, owner_fd: int, state: str, pool_size: int) -> None:
         self._control = control
         self._owner_fd = owner_fd
-        self._sandboxes: dict[int, str] = {}
-        """pid of a sandbox's init -> name."""
+        self._sandboxes: dict[int, Member] = {}
+        """pid of a sandbox's first process -> what is known of it."""
         self._outside_uid = os.geteuid()
-        self._cgroups = Cgroups(owner)
+        self._cgroups = Cgroups(os.path.basename(state))
+        self._nursery = Nursery(self._cgroups, seccomp.build(syscalls.machine()))
         self._state = state
         shifted, userns = _enter_private_mounts(state)
         self._stages = {shifted: self._make_stage(shifted, userns)}
+        self._pooled_shifted = shifted
+        self._pool = Pool(lambda: self._make_member(shifted=shifted, own_network=True), pool_size)
         self._wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake_write = wake_write
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -100,7 +112,7 @@ class Helper:
         for fd in (self._control.fileno(), self._owner_fd, self._wake_read):
             poller.register(fd, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poller.poll()}
+            ready = {fd for fd, _ in poller.poll(self._pool.wait_ms())}
             if self._owner_fd in ready:
                 return
             if self._wake_read in ready:
@@ -111,66 +123,74 @@ class Helper:
                 if received is None:
                     return
                 self._handle(*received)
+            elif not ready:
+                self._pool.refill()
 
     def shut_down(self) -> None:
         """Kill every sandbox, wait, remove the cgroups."""
         self._control.close()
         for pid in self._sandboxes:
             os.kill(pid, signal.SIGKILL)
-        for pid, name in self._sandboxes.items():
-            os.waitpid(pid, 0)
-            self._cgroups.remove(name)
+        for member in [*self._sandboxes.values(), *self._pool.empty()]:
+            os.waitpid(member.pid, 0)
+            self._cgroups.remove(member.directory)
         self._cgroups.remove_all()
 
     def _handle(self, message: wire.Message, fds: list[int]) -> None:
         match message["op"]:
             case "open":
-                self._open(message, socket.socket(fileno=fds[0]))
+                self._open(message, socket.socket(fileno=fds[0]), fds[1:])
             case "close":
                 self._close(message["name"])
             case other:
                 raise ValueError(f"unknown operation {other}")
 
     def _close(self, name: str) -> None:
-        for pid, each in self._sandboxes.items():
-            if each == name:
+        for pid, member in self._sandboxes.items():
+            if member.name == name:
                 os.kill(pid, signal.SIGKILL)
                 return
         wire.send(self._control, {"closed": name})  # it never started, or was reaped before
 
-    def _open(self, request: wire.Message, sock: socket.socket) -> None:
+    def _open(self, request: wire.Message, sock: socket.socket, extra: list[int]) -> None:
         with sock:
             try:
-                self._start(request, sock)
+                self._start(request, sock, extra)
             except (OSError, ValueError) as error:  # ValueError: a path no system call takes
                 wire.send(sock, {"fatal": str(error)})
+        for fd in extra:
+            os.close(fd)
 
-    def _start(self, request: wire.Message, sock: socket.socket) -> None:
-        name: str = request["name"]
+    def _start(self, request: wire.Message, sock: socket.socket, extra: list[int]) -> None:
         shifted = self._complete(request)
-        self._cgroups.create(
-            name, memory_bytes=request["limits"]["memory_bytes"], pids=request["limits"]["pids"]
-        )
-        release_read, release_write = os.pipe2(os.O_CLOEXEC)
         own_network = request["network"] == "none"
-        pid = 0
+        if own_network and shifted == self._pooled_shifted:
+            member = self._pool.take()
+        else:
+            member = self._make_member(shifted=shifted, own_network=own_network)
+        member.name = request["name"]
+        self._sandboxes[member.pid] = member
         try:
-            pid = syscalls.clone(namespaces.flags(own_network=own_network))
-            if pid == 0:
-                self._child(request, sock, shifted, release_read, release_write)
-            self._sandboxes[pid] = name
-            self._cgroups.enter(name, pid)
-            namespaces.write_maps(pid, shifted=shifted)
-            os.write(release_write, b"g")
+            self._equip(member, request, sock)
+            wire.send(member.park, request, (sock.fileno(), *extra))
         except OSError:
-            if pid:
-                os.kill(pid, signal.SIGKILL)  # reaped, and its cgroup removed, by the loop
-            else:
-                self._cgroups.remove(name)
+            os.kill(member.pid, signal.SIGKILL)  # reaped, and its cgroup removed, by the loop
             raise
         finally:
-            os.close(release_read)
-            os.close(release_write)
+            member.park.close()
+
+    def _equip(self, member: Member, request: wire.Message, sock: socket.socket) -> None:
+        """Limits and disk of one sandbox, and what the owner may know of it while the sandbox may not."""
+        limits = request["limits"]
+        self._cgroups.limit(
+            member.directory,
+            memory_bytes=limits["memory_bytes"],
+            pids=limits["pids"],
+            cpu_weight=limits["cpu_weight"],
+        )
+        request["disk_upper"] = self._make_disk(member) if request["upper"] == "disk" else None
+        outside = {"pid": member.pid, "cgroups": self._cgroups.directories(member.directory)}
+        wire.send(sock, {"outside": outside, "disk": member.disk})
 
     def _complete(self, request: wire.Message) -> bool:
         """Replace host paths by names in a staging area; returns whether ids are shifted in it."""
@@ -184,33 +204,35 @@ class Helper:
                 self._stages[shifted] = self._make_stage(shifted, -1)
             staged = self._stages[shifted].resolve(request["layers"], request["binds"])
         request["layers"], request["binds"] = staged
+        request["skeleton"] = self._stages[shifted].skeleton(network=request["network"] == "host")
         request["controllers"] = list(self._cgroups.controllers)
         request["outside_uid"] = namespaces.SHIFT_BASE if shifted else self._outside_uid
         return shifted
 
-    def _child(
-        self, request: wire.Message, sock: socket.socket, shifted: bool, release: int, release_write: int
-    ) -> None:
-        # The write end first: this process must see end of file if the helper dies before releasing it.
-        os.close(release_write)
-        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for fd in (self._control.detach(), self._owner_fd, self._wake_read, self._wake_write):
-            os.close(fd)
-        # Until the maps are written this process has no id inside, user_namespaces(7).
-        if os.read(release, 1) != b"g":
-            os._exit(1)
-        os.close(release)
-        stage = self._stages[shifted]
-        skeleton = stage.skeleton(network=request["network"] == "host")
-        start.run(sock, request, stage=stage.directory, skeleton=skeleton, shifted=shifted)
+    def _make_disk(self, member: Member) -> str:
+        """A directory beside the stage for what the sandbox writes; the owner's user can reach it no more."""
+        member.disk = os.path.join(self._state, f"disk-{member.directory}")
+        os.mkdir(member.disk, 0o700)
+        if member.shifted:
+            os.chown(member.disk, namespaces.SHIFT_BASE, namespaces.SHIFT_BASE)
+        return self._stages[member.shifted].attach_disk(member.disk, member.directory)
+
+    def _make_member(self, *, shifted: bool, own_network: bool) -> Member:
+        return self._nursery.make(self._stages[shifted].directory, shifted=shifted, own_network=own_network)
 
     def _reap(self) -> None:
-        while self._sandboxes:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
             if pid == 0:
                 return
-            name = self._sandboxes.pop(pid)
-            self._cgroups.remove(name)
-            wire.send(self._control, {"closed": name})
+            member = self._sandboxes.pop(pid, None) or self._pool.drop(pid)
+            if member is None:
+                continue
+            self._cgroups.remove(member.directory)
+            if member.disk:
+                self._stages[member.shifted].detach_disk(member.directory)
+            if member.name:
+                wire.send(self._control, {"closed": member.name})

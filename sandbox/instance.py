@@ -10,17 +10,21 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from sandbox import diff, wire
+from sandbox import diff, gc, wire
 from sandbox.errors import SandboxLostError, SandboxStartError
 from sandbox.link import Link
 from sandbox.output import Collector, PipeReader
 from sandbox.session import MiniSession
-from sandbox.types import MIB, ExecResult, Limits, SandboxSpec
+from sandbox.types import MIB, ExecResult, Limits, SandboxSpec, Usage
+from sandbox.usage import read_usage
+from sandbox.watch import Watch
 
 if TYPE_CHECKING:
+    from sandbox.handle import HelperHandle
     from sandbox.mini import MiniBackend
 
 _BASE_ENV = {
@@ -42,8 +46,16 @@ _KILL_TIMEOUT_S = 10.0
 class MiniSandbox:
     """Implements `sandbox.types.Sandbox`."""
 
-    def __init__(self, backend: "MiniBackend", name: str, spec: SandboxSpec, sock: socket.socket) -> None:
+    def __init__(
+        self,
+        backend: "MiniBackend",
+        helper: "HelperHandle",
+        name: str,
+        spec: SandboxSpec,
+        sock: socket.socket,
+    ) -> None:
         self._backend = backend
+        self._helper = helper
         self._name = name
         self._spec = spec
         self._env = {**_BASE_ENV, **spec.env}
@@ -59,6 +71,10 @@ class MiniSandbox:
         self._cwds: dict[int, str] = {}
         self._sessions: list[MiniSession] = []
         self._closing = False
+        self._end_reason = ""
+        self._cgroups: dict[str, str] = {}
+        self._disk: Path | None = None
+        self._watch = Watch(self.end)
         self._link = Link(sock, self._on_message, self._on_end)
 
     @property
@@ -96,6 +112,9 @@ class MiniSandbox:
             self._outside_uid = int(message["outside_uid"])
             if not self._ready.done():
                 self._ready.set_result(None)
+        elif "outside" in message:
+            self._cgroups = message["outside"]["cgroups"]
+            self._disk = Path(message["disk"]) if message["disk"] else None
         elif "fatal" in message and not self._ready.done():
             self._ready.set_exception(SandboxStartError(message["fatal"]))
         for fd in fds:
@@ -112,7 +131,7 @@ class MiniSandbox:
             future.set_result(fds[0] if fds else None)
 
     def _on_end(self) -> None:
-        self.mark_lost("the sandbox's first process ended")
+        self.mark_lost(self._end_reason or "the sandbox's first process ended")
 
     def mark_lost(self, reason: str) -> None:
         """Fail everything that waits."""
@@ -129,7 +148,8 @@ class MiniSandbox:
 
     def mark_gone(self) -> None:
         """The helper reaped it."""
-        self.mark_lost("the sandbox was closed" if self._closing else "the sandbox died")
+        self._watch.stop()
+        self.mark_lost("the sandbox was closed" if self._closing else self._end_reason or "the sandbox died")
         if not self._gone.done():
             self._gone.set_result(None)
 
@@ -137,6 +157,12 @@ class MiniSandbox:
         """Until the first process has built its root."""
         async with asyncio.timeout(_START_TIMEOUT_S):
             await self._ready
+        self._watch.start(self._spec.limits, self._disk)
+
+    def end(self, reason: str) -> None:
+        """Kill it for going over a limit that is watched from outside; what waits fails with `reason`."""
+        self._end_reason = reason
+        self._helper.request_close(self._name)
 
     # -- for sessions
 
@@ -195,7 +221,7 @@ class MiniSandbox:
             try:
                 self._link.send_now({"op": "kill", "id": child, "elapsed_s": elapsed_s, "shell": False})
             except (BlockingIOError, SandboxLostError):
-                self._backend.request_close(self._name)  # it does not listen: end all of it
+                self._helper.request_close(self._name)  # it does not listen: end all of it
 
     def last_cwd(self, child: int) -> str:
         """Directory the shell was in when it was last interrupted, or ''."""
@@ -310,10 +336,29 @@ class MiniSandbox:
         finally:
             os.close(upper)
 
+    async def fork(self) -> "MiniSandbox":
+        """See `sandbox.types.Sandbox.fork`."""
+        if self._upper < 0:
+            raise SandboxLostError("the sandbox is closed")
+        # The parent directory: /tmp and /dev/shm lie beside the overlay's upper.
+        area = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._upper)
+        try:
+            await self._ask({"op": "pause"})
+            try:
+                return await self._backend.open(self._spec, copy_of=area)
+            finally:
+                await self._ask({"op": "resume"})
+        finally:
+            os.close(area)
+
+    async def usage(self) -> Usage:
+        """See `sandbox.types.Sandbox.usage`."""
+        return read_usage(self._cgroups)
+
     async def close(self) -> None:
         """See `sandbox.types.Sandbox.close`."""
         self._closing = True
-        self._backend.request_close(self._name)
+        self._helper.request_close(self._name)
         async with asyncio.timeout(_CLOSE_TIMEOUT_S):
             await asyncio.shield(self._gone)
         self._link.close()
@@ -322,6 +367,9 @@ class MiniSandbox:
         if self._upper >= 0:
             os.close(self._upper)
             self._upper = -1
+        if self._disk:
+            disk, self._disk = self._disk, None
+            await asyncio.to_thread(gc.remove_tree, disk)
 
     async def __aenter__(self) -> Self:
         return self

@@ -6,25 +6,21 @@ asynchronous; one backend belongs to one event loop. What one open sandbox does 
 
 import asyncio
 import itertools
-import json
 import os
-import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sandbox import gc, process, wire
-from sandbox.errors import SandboxLostError, SandboxStartError, SandboxUnavailableError
+from sandbox import process, wire
+from sandbox.errors import SandboxStartError, SandboxUnavailableError
+from sandbox.handle import HelperHandle
 from sandbox.instance import MiniSandbox
-from sandbox.link import Link
 from sandbox.types import SandboxSpec
 
-_START_TIMEOUT_S = 60.0
-_HELPER = "import sys; sys.path.insert(0, sys.argv.pop()); from sandbox.helper import main; main()"
+POOL_SIZE = 4
+"""Sandboxes held ready by default: about 1 MB each, for the next starts within some milliseconds."""
 
 
 def default_state_dir() -> Path:
@@ -35,15 +31,12 @@ def default_state_dir() -> Path:
 class MiniBackend:
     """Implements `sandbox.types.Backend`."""
 
-    def __init__(self, *, state_dir: Path | None = None) -> None:
+    def __init__(self, *, state_dir: Path | None = None, pool_size: int = POOL_SIZE) -> None:
         self._state_root = state_dir or default_state_dir()
-        self._directory: Path | None = None
-        self._helper: subprocess.Popen[bytes] | None = None
-        self._link: Link | None = None
-        self._sandboxes: dict[str, MiniSandbox] = {}
+        self._pool_size = pool_size
+        self._helper: HelperHandle | None = None
         self._names = itertools.count(1)
-        self._hello: wire.Message = {}
-        self._started: asyncio.Future[None] | None = None
+        self._restart = asyncio.Lock()
 
     @property
     def name(self) -> str:
@@ -53,96 +46,58 @@ class MiniBackend:
     @property
     def facts(self) -> Mapping[str, Any]:
         """What the helper found: shifted ids, cgroup version and controllers."""
-        return self._hello
+        return self._helper.hello if self._helper else {}
+
+    @property
+    def helper_pid(self) -> int:
+        """Process id of the helper, 0 when none was started."""
+        return self._helper.pid if self._helper else 0
 
     async def __aenter__(self) -> Self:
-        owner = os.getpid()
-        # Several backends may live in one process (tests); each has its own directory.
-        self._directory = Path(
-            tempfile.mkdtemp(prefix=process.tag(owner) + ".", dir=_private_directory(self._state_root))
-        )
-        os.chmod(self._directory, 0o711)
-        ours, theirs = wire.pair()
-        with theirs:
-            # Takes a millisecond and must stay in this thread: asyncio's own would add a child watcher.
-            self._helper = subprocess.Popen(  # noqa: ASYNC220
-                [sys.executable, "-I", "-S", "-c", _HELPER, str(theirs.fileno()), str(owner),
-                 str(self._directory), str(Path(__file__).resolve().parent.parent)],
-                pass_fds=(theirs.fileno(),), env=_helper_environment(), cwd="/",
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-        self._started = asyncio.get_running_loop().create_future()
-        self._link = Link(ours, self._on_message, self._on_end)
-        try:
-            async with asyncio.timeout(_START_TIMEOUT_S):
-                await self._started
-        except BaseException:
-            await self._stop()
-            raise
-        record = {"helper": process.tag(self._helper.pid), "cgroups": self._hello["cgroup_directories"]}
-        (self._directory / "owner.json").write_text(json.dumps(record), encoding="utf-8")
+        await self._start_helper()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            await asyncio.gather(*(sandbox.close() for sandbox in list(self._sandboxes.values())))
-        finally:
-            await self._stop()
-
-    async def _stop(self) -> None:
-        if self._link:
-            self._link.close()  # end of file makes the helper clean up and end
-        if self._helper:
-            await asyncio.to_thread(self._helper.wait)
-            await asyncio.to_thread(gc.remove_cgroups, self._hello.get("cgroup_directories", []))
-        if self._directory:
-            shutil.rmtree(self._directory, ignore_errors=True)
-
-    def _on_message(self, message: wire.Message, fds: list[int]) -> None:
-        if "closed" in message:
-            sandbox = self._sandboxes.pop(message["closed"], None)
-            if sandbox:
-                sandbox.mark_gone()
-        elif self._started and not self._started.done():
-            if "fatal" in message:
-                self._started.set_exception(SandboxUnavailableError(message["fatal"]))
-            else:
-                self._hello = message
-                self._started.set_result(None)
-        for fd in fds:
-            os.close(fd)
-
-    def _on_end(self) -> None:
-        if self._started and not self._started.done():
-            self._started.set_exception(SandboxUnavailableError("the sandbox helper did not start"))
-        # Its sandboxes died with it.
-        for sandbox in list(self._sandboxes.values()):
-            sandbox.mark_gone()
-        self._sandboxes.clear()
-
-    def request_close(self, name: str) -> None:
-        """Ask the helper to kill one sandbox."""
-        if self._link and not self._link.closed and name in self._sandboxes:
+        helper, self._helper = self._helper, None
+        if helper:
             try:
-                self._link.send_now({"op": "close", "name": name})
-            except BlockingIOError:
-                asyncio.get_running_loop().call_later(0.01, self.request_close, name)
-            except SandboxLostError:
-                return  # on_end marks it
+                await asyncio.gather(*(sandbox.close() for sandbox in list(helper.sandboxes.values())))
+            finally:
+                await helper.stop()
 
-    async def open(self, spec: SandboxSpec) -> MiniSandbox:
-        """See `sandbox.types.Backend.open`."""
-        if not self._link or self._link.closed:
+    async def _start_helper(self) -> HelperHandle:
+        helper = HelperHandle(self._state_root, self._pool_size)
+        await helper.start()
+        self._helper = helper
+        return helper
+
+    async def _live_helper(self) -> HelperHandle:
+        """The helper, or a new one in place of one that died: its sandboxes are lost, the next are not."""
+        if self._helper is None:
             raise SandboxUnavailableError("the sandbox helper is not running: use `async with MiniBackend()`")
-        owner = process.tag(os.getpid())
-        name = f"{owner}-{id(self):x}-{next(self._names)}"
+        if self._helper.alive:
+            return self._helper
+        async with self._restart:
+            if not self._helper.alive:
+                await self._helper.stop()
+                await self._start_helper()
+            return self._helper
+
+    async def open(self, spec: SandboxSpec, *, copy_of: int | None = None) -> MiniSandbox:
+        """See `sandbox.types.Backend.open`. `copy_of`: descriptor of another's writable area, for forks."""
+        helper = await self._live_helper()
+        name = f"{process.tag(os.getpid())}-{id(self):x}-{next(self._names)}"
         ours, theirs = wire.pair()
         with theirs:
-            sandbox = MiniSandbox(self, name, spec, ours)
-            self._sandboxes[name] = sandbox
-            await self._link.send(_request(name, spec), (theirs.fileno(),))
+            sandbox = MiniSandbox(self, helper, name, spec, ours)
+            fds = (theirs.fileno(),) if copy_of is None else (theirs.fileno(), copy_of)
+            try:
+                await helper.request_open(sandbox, _request(name, spec), fds)
+            except BaseException:
+                await sandbox.close()
+                raise
         try:
             await sandbox.wait_ready()
         except BaseException as error:
@@ -153,18 +108,6 @@ class MiniBackend:
         return sandbox
 
 
-def _helper_environment() -> dict[str, str]:
-    """Nothing of ours but what the interpreter may need to load."""
-    return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-
-
-def _private_directory(path: Path) -> Path:
-    path.mkdir(mode=0o711, parents=True, exist_ok=True)
-    if path.stat().st_uid != os.geteuid():
-        raise SandboxUnavailableError(f"{path} belongs to somebody else; pass another state_dir")
-    return path
-
-
 def _request(name: str, spec: SandboxSpec) -> wire.Message:
     return {
         "op": "open",
@@ -173,10 +116,12 @@ def _request(name: str, spec: SandboxSpec) -> wire.Message:
         "binds": [[str(bind.source), bind.target, bind.writable] for bind in spec.binds],
         "workdir": spec.workdir,
         "network": spec.network,
+        "upper": spec.upper,
         "limits": {
             "memory_bytes": spec.limits.memory_bytes,
             "pids": spec.limits.pids,
             "disk_bytes": spec.limits.disk_bytes,
             "open_files": spec.limits.open_files,
+            "cpu_weight": spec.limits.cpu_weight,
         },
     }

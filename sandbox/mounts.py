@@ -1,65 +1,100 @@
 """The root file system of one sandbox, built by its own first process.
 
-Runs inside the new namespaces with the privileges of the new user namespace, before they are dropped.
-Order follows pivot_root(2), overlayfs and user_namespaces(7); reasons stand where it matters.
+Runs inside the new namespaces with the privileges of the new user namespace, before they are dropped, in
+two halves: `prepare` makes what no request decides, so that a pool can hold it ready; `finish` makes the
+overlay and enters it. Order follows pivot_root(2), overlayfs and user_namespaces(7); reasons stand where it
+matters. What lies in the staging area is made by `sandbox.stage`.
 """
 
 import os
+from dataclasses import dataclass
 
-from sandbox import syscalls
+from sandbox import snapshot, syscalls
 
-
-def _tmpfs_upper(directory: str, disk_bytes: int) -> None:
-    inodes = max(16_384, disk_bytes // 4096)
-    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
-    syscalls.mount("tmpfs", directory, "tmpfs", flags, f"mode=755,size={disk_bytes},nr_inodes={inodes}")
-    for name, mode in (("upper", 0o755), ("work", 0o755), ("tmp", 0o1777), ("shm", 0o1777)):
-        path = os.path.join(directory, name)
-        os.mkdir(path)
-        os.chmod(path, mode)
+_GUARDED = ("/sys", "/sysrq-trigger", "/irq", "/bus", "/fs")
+_HIDDEN = ("/kcore", "/keys", "/timer_list", "/kallsyms")
 
 
-def build_root(
-    stage: str, *, layers: list[str], skeleton: str, binds: list[tuple[str, str]], disk_bytes: int
-) -> int:
-    """Make the overlay, enter it, leave the host. Returns a descriptor of the upper layer.
+@dataclass(frozen=True, slots=True)
+class RootPlan:
+    """What one sandbox's root is made of; names are relative to the staging area."""
 
-    `layers` and the sources in `binds` are names below `stage`, topmost layer first."""
-    os.chdir(stage)
-    _tmpfs_upper("upper", disk_bytes)
+    layers: list[str]
+    """Topmost first."""
+    skeleton: str
+    """The lowest layer."""
+    binds: list[tuple[str, str]]
+    """(name, path inside), in order."""
+    disk_bytes: int
+    """Size of the tmpfs upper; a disk upper is watched by the owner instead."""
+    disk_upper: str | None
+    """Host directory for the writable layer in place of the tmpfs, or None."""
+    copy_of: int
+    """Descriptor of the writable area of another sandbox to start from, or -1."""
+
+
+def prepare() -> None:
+    """What every root needs: the private /proc, /dev/pts, /dev/shm and the tmpfs to write to.
+
+    The working directory is the staging area, here and until `finish` returns."""
+    # A new proc is allowed only while a fully visible one is mounted here, so before the old root goes.
+    syscalls.mount("proc", "proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
+    _guard_proc("proc")
+    devpts = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
+    syscalls.mount("devpts", "dev/pts", "devpts", devpts, "newinstance,ptmxmode=0666,mode=620")
+    syscalls.mount("tmpfs", "upper", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=755")
+    _make_directories("upper", (("upper", 0o755), ("work", 0o755), ("tmp", 0o1777), ("shm", 0o1777)))
+    _attach(syscalls.open_tree("upper/shm"), "dev/shm")
+
+
+def finish(plan: RootPlan) -> int:
+    """Make the overlay, enter it, leave the host. Returns a descriptor of the writable layer.
+
+    Raises OSError for what cannot be mounted."""
+    inodes = max(16_384, plan.disk_bytes // 4096)
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_REMOUNT
+    syscalls.mount("none", "upper", None, flags, f"size={plan.disk_bytes},nr_inodes={inodes}")
+    if plan.disk_upper is not None:
+        _use_disk(plan.disk_upper)
+    if plan.copy_of >= 0:
+        snapshot.copy_writable(plan.copy_of, "upper")
     upper = os.open("upper/upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     # Short relative names: mount options are limited to one page.
-    lower = ":".join([*layers, skeleton])
+    lower = ":".join([*plan.layers, plan.skeleton])
     # userxattr: unprivileged in the first user namespace, only user.* attributes can mark opaque directories.
     options = f"userxattr,lowerdir={lower},upperdir=upper/upper,workdir=upper/work"
     syscalls.mount("overlay", "root", "overlay", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
     # Clone what will be attached while the stage can still be named; attach after the pivot, so that a
     # symbolic link in a layer resolves inside the new root and not on the host.
-    trees = [(syscalls.open_tree(source), target) for source, target in binds]
+    trees = [(syscalls.open_tree("proc"), "/proc"), (syscalls.open_tree("dev"), "/dev")]
+    trees += [(syscalls.open_tree(source), target) for source, target in plan.binds]
     trees.append((syscalls.open_tree("upper/tmp"), "/tmp"))
-    dev = syscalls.open_tree("dev")
-    shm = syscalls.open_tree("upper/shm")
     os.chdir("root")
     # "." twice stacks the old root on the new one, pivot_root(2); it is unmounted below.
     syscalls.pivot_root(".", ".")
-    # A new proc is allowed only while a fully visible one is mounted here, so before the old root goes.
-    proc_flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
-    syscalls.mount("proc", "/proc", "proc", proc_flags)
-    _attach(dev, "/dev")
-    _attach(shm, "/dev/shm")
-    syscalls.mount(
-        "devpts",
-        "/dev/pts",
-        "devpts",
-        syscalls.MS_NOSUID | syscalls.MS_NOEXEC,
-        "newinstance,ptmxmode=0666,mode=620",
-    )
     for tree, target in trees:
         _attach(tree, target)
-    _guard_proc()
     syscalls.umount_detach(".")
     os.chdir("/")
     return upper
+
+
+def _make_directories(parent: str, names: tuple[tuple[str, int], ...]) -> None:
+    for name, mode in names:
+        path = os.path.join(parent, name)
+        os.mkdir(path)
+        os.chmod(path, mode)
+
+
+def _use_disk(directory: str) -> None:
+    """Put a directory of the host over the tmpfs; the helper made it and gave it to our root."""
+    tree = syscalls.open_tree(directory)
+    try:
+        syscalls.mount_setattr(tree, syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV)
+        syscalls.move_mount(tree, "upper")
+    finally:
+        os.close(tree)
+    _make_directories("upper", (("upper", 0o755), ("work", 0o755), ("tmp", 0o1777)))
 
 
 def _attach(tree: int, target: str) -> None:
@@ -79,13 +114,13 @@ def _make_target(tree: int, target: str) -> None:
     os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
 
 
-def _guard_proc() -> None:
+def _guard_proc(proc: str) -> None:
     """Kernel settings read-only, memory hidden. File modes protect them from a shifted root; this is for the
     sandbox whose root keeps id 0 outside, to whom those modes give way."""
-    for path in ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs"):
-        _remount_over(path, path)
-    for path in ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/kallsyms"):
-        _remount_over("/dev/null", path)
+    for path in _GUARDED:
+        _remount_over(proc + path, proc + path)
+    for path in _HIDDEN:
+        _remount_over("dev/null", proc + path)
 
 
 def _remount_over(source: str, target: str) -> None:

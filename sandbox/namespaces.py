@@ -19,14 +19,14 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
 def flags(*, own_network: bool) -> int:
-    """Clone flags of a sandbox."""
+    """Clone flags of a sandbox. Its cgroup namespace comes later: the root of one is the cgroup that its
+    maker was in, cgroup_namespaces(7), and the new process has yet to enter its own."""
     base = (
         syscalls.CLONE_NEWUSER
         | syscalls.CLONE_NEWNS
         | syscalls.CLONE_NEWPID
         | syscalls.CLONE_NEWIPC
         | syscalls.CLONE_NEWUTS
-        | syscalls.CLONE_NEWCGROUP
     )
     return base | syscalls.CLONE_NEWNET if own_network else base
 
@@ -91,8 +91,8 @@ def set_limits(*, open_files: int, pids: int | None, memory_bytes: int | None) -
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
 
 
-def drop_privileges() -> None:
-    """No capability now, none through exec, none through set-user-id files."""
+def narrow_privileges() -> None:
+    """What exec may grant from now on: nothing. Takes no capability away yet, so mounts still can be made."""
     # The bounding set and securebits need CAP_SETPCAP, so they go before the capabilities, capabilities(7).
     for capability in range(64):
         try:
@@ -101,17 +101,25 @@ def drop_privileges() -> None:
             break
     syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_CLEAR_ALL)
     syscalls.prctl(syscalls.PR_SET_SECUREBITS, 0x03)  # NOROOT and its lock: exec as uid 0 grants nothing
+
+
+def drop_privileges() -> None:
+    """No capability now, none through set-user-id files. `narrow_privileges` comes before."""
     syscalls.drop_all_capabilities()
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     # Others inside have the same id: a dumpable init would give them its memory and descriptors, ptrace(2).
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
 
 
-def scrub_process_strings() -> None:
-    """Blank command line and environment as /proc shows them; proc_pid_stat(5) fields 48-51."""
+def scrub_process_strings(title: bytes) -> None:
+    """Replace command line and environment as /proc shows them by `title`; proc_pid_stat(5) fields 48-51.
+
+    Forked processes inherit the result, at the same addresses."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b") ")[2].split()
     arg_start, arg_end, env_start, env_end = (int(field) for field in fields[45:49])
     for start, end in ((arg_start, arg_end), (env_start, env_end)):
         if start and end > start:
             syscalls.overwrite_memory(start, end - start)
+    if arg_end - arg_start > len(title):
+        syscalls.overwrite_memory(arg_start, len(title), title)

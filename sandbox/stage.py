@@ -47,7 +47,10 @@ class Stage:
         self._staged: dict[tuple[str, bool, bool, int, int], str] = {}
         self._counter = 0
         syscalls.mount("tmpfs", directory, "tmpfs", syscalls.MS_NOSUID, "mode=711,size=64m")
-        for name in ("root", "upper", "layers"):
+        # Shared, so that a layer attached later also appears in sandboxes that were made ahead; their own
+        # mounts do not come back: the copy of a less privileged namespace is a slave, mount_namespaces(7).
+        syscalls.mount("none", directory, None, syscalls.MS_SHARED)
+        for name in ("root", "upper", "proc", "layers", "disk"):
             os.mkdir(os.path.join(directory, name), 0o755)
         self._attach(
             self._host_tree("/usr", idmap=True, optional_idmap=True), self._make("usr"), writable=False
@@ -93,6 +96,19 @@ class Stage:
             self._attach(tree, target, writable=writable)
         self._staged[key] = name  # re-inserted last: the dict is in order of use
         return name
+
+    def attach_disk(self, path: str, name: str) -> str:
+        """Stage a writable host directory for one sandbox; its name. `detach_disk` undoes it."""
+        target = os.path.join(self.directory, "disk", name)
+        os.mkdir(target)
+        self._attach(syscalls.open_tree(path), target, writable=True)
+        return f"disk/{name}"
+
+    def detach_disk(self, name: str) -> None:
+        """Take it away; the sandbox keeps its own copy of the mount."""
+        target = os.path.join(self.directory, "disk", name)
+        syscalls.umount_detach(target)
+        os.rmdir(target)
 
     def _evict(self) -> None:
         while len(self._staged) >= _KEEP_STAGED:
@@ -199,7 +215,7 @@ class Stage:
         for name in ("pts", "shm"):
             os.mkdir(os.path.join(dev, name))
         flags = (
-            syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NOEXEC | 32
+            syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NOEXEC | syscalls.MS_REMOUNT
         )  # shared by all
         syscalls.mount("tmpfs", dev, None, flags, "mode=755,size=64k")
 

@@ -1,49 +1,108 @@
 """From a cloned child to a sandbox's first process: identity, root, limits, filter, in that order.
 
-Every step needs privileges that a later one gives up, so the order is the security of it. What the first
-process does afterwards is in `sandbox.init`; how the root is mounted is in `sandbox.mounts`.
+Every step needs privileges that a later one gives up, so the order is the security of it. The child makes
+all that no request decides, then waits for its request; in a pool it waits long. What the first process does
+afterwards is in `sandbox.init`; how the root is mounted is in `sandbox.mounts`.
 """
 
 import os
 import socket
+from dataclasses import dataclass
 from typing import NoReturn
 
-from sandbox import mounts, namespaces, seccomp, syscalls, wire
+from sandbox import cgroup, mounts, namespaces, seccomp, syscalls, wire
 from sandbox.init import Init
 
 
-def run(sock: socket.socket, request: wire.Message, *, stage: str, skeleton: str, shifted: bool) -> NoReturn:
-    """Body of the cloned child. Never returns; `request` was completed by the helper."""
+@dataclass(frozen=True, slots=True)
+class Embryo:
+    """What the helper gives to a new child."""
+
+    park: socket.socket
+    """Where its request will come."""
+    doors: cgroup.Doors
+    """Its cgroups."""
+    release: int
+    """Read end of a pipe: a byte once the id maps are written."""
+    shifted: bool
+    """Whether ids are shifted."""
+    own_network: bool
+    """Whether it has a network namespace of its own."""
+    filter: bytes
+    """The seccomp program, built once by the helper."""
+
+
+def run(embryo: Embryo) -> NoReturn:
+    """Body of the cloned child. Never returns."""
     code = 1
+    sock: socket.socket | None = None
     try:
-        upper = _build(request, stage=stage, skeleton=skeleton, shifted=shifted)
+        problem = _prepare(embryo)
+        received = wire.receive(embryo.park)
+        if received is None:
+            os._exit(0)  # the helper shuts down and never needed this one
+        request, fds = received
+        embryo.park.close()
+        sock = socket.socket(fileno=fds[0])
+        if problem is not None:
+            raise problem
+        upper = _finish(embryo, request, fds[1:])
         wire.send(sock, {"ready": True, "outside_uid": request["outside_uid"]}, (upper,))
         os.close(upper)
         code = Init(sock).serve()
     except BaseException as error:  # noqa: BLE001 - the boundary of a process: reported, then it ends
-        try:
-            wire.send(sock, {"fatal": f"{type(error).__name__}: {error}"})
-        except OSError:
-            code = 2
+        code = _report(sock, error)
     finally:
         os._exit(code)
 
 
-def _build(request: wire.Message, *, stage: str, skeleton: str, shifted: bool) -> int:
-    namespaces.become_root_inside(shifted=shifted)
-    namespaces.scrub_process_strings()
-    socket.sethostname("sandbox")
-    if request["network"] == "none":
-        namespaces.bring_up_loopback()
-    os.umask(0o022)
+def _report(sock: socket.socket | None, error: BaseException) -> int:
+    if sock is None:
+        return 3
+    text = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    try:
+        wire.send(sock, {"fatal": text})
+    except OSError:
+        return 2
+    return 1
+
+
+def _prepare(embryo: Embryo) -> Exception | None:
+    """Everything before the request; what went wrong is told when there is somebody to tell."""
+    try:
+        cgroup.walk_in(embryo.doors)
+        # Until the maps are written this process has no id inside, user_namespaces(7).
+        if os.read(embryo.release, 1) != b"g":
+            os._exit(3)
+        embryo.doors.close()
+        os.close(embryo.release)
+        namespaces.become_root_inside(shifted=embryo.shifted)
+        syscalls.unshare(syscalls.CLONE_NEWCGROUP)
+        socket.sethostname("sandbox")
+        if embryo.own_network:
+            namespaces.bring_up_loopback()
+        os.umask(0o022)
+        mounts.prepare()
+        namespaces.narrow_privileges()
+    except OSError as error:
+        return error
+    return None
+
+
+def _finish(embryo: Embryo, request: wire.Message, fds: list[int]) -> int:
     limits = request["limits"]
-    upper = mounts.build_root(
-        stage,
-        layers=request["layers"],
-        skeleton=skeleton,
-        binds=[(source, target) for source, target in request["binds"]],
-        disk_bytes=limits["disk_bytes"],
+    upper = mounts.finish(
+        mounts.RootPlan(
+            layers=request["layers"],
+            skeleton=request["skeleton"],
+            binds=[(source, target) for source, target in request["binds"]],
+            disk_bytes=limits["disk_bytes"],
+            disk_upper=request["disk_upper"],
+            copy_of=fds[0] if fds else -1,
+        )
     )
+    for fd in fds:
+        os.close(fd)
     os.makedirs(request["workdir"], exist_ok=True)
     controllers: list[str] = request["controllers"]
     namespaces.set_limits(
@@ -53,5 +112,5 @@ def _build(request: wire.Message, *, stage: str, skeleton: str, shifted: bool) -
     )
     namespaces.drop_privileges()
     # Last: everything above needs calls that the filter denies.
-    seccomp.install(seccomp.build(syscalls.machine()))
+    seccomp.install(embryo.filter)
     return upper

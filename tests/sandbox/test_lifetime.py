@@ -33,7 +33,7 @@ async def main():
         session = await sandbox.open_session()
         asyncio.ensure_future(session.run("sleep %s", timeout_s=1000))
     await asyncio.sleep(0.2)
-    print(backend._helper.pid, flush=True)
+    print(backend.helper_pid, flush=True)
     await asyncio.sleep(1000)
 
 asyncio.run(main())
