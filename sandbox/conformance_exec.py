@@ -7,7 +7,7 @@ from sandbox.types import Backend, SandboxSpec
 @check()
 async def exec_reports_exactly(backend: Backend) -> None:
     """Status, output, stdin, environment and directory of one-shot programs."""
-    async with await backend.open(SandboxSpec(env={"GREETING": "hé"}, workdir="/tmp")) as sandbox:
+    async with await backend.open(SandboxSpec(env={"GREETING": "hé"}, workdir="/usr")) as sandbox:
         expect_result(await sandbox.exec(["true"], timeout_s=PLENTY_S), 0, b"", "true")
         expect_result(await sandbox.exec(["sh", "-c", "exit 77"], timeout_s=PLENTY_S), 77, b"", "exit 77")
         expect_result(await sandbox.exec(["sh", "-c", "kill -9 $$"], timeout_s=PLENTY_S), 137, b"", "killed")
@@ -16,9 +16,9 @@ async def exec_reports_exactly(backend: Backend) -> None:
         result = await sandbox.exec(
             ["sh", "-c", "echo $GREETING $X; pwd"], env={"X": "y"}, timeout_s=PLENTY_S
         )
-        expect_result(result, 0, "hé y\n/tmp\n".encode(), "environment and directory")
-        result = await sandbox.exec(["pwd"], cwd="/usr", timeout_s=PLENTY_S)
-        expect_result(result, 0, b"/usr\n", "cwd")
+        expect_result(result, 0, "hé y\n/usr\n".encode(), "environment and directory")
+        result = await sandbox.exec(["pwd"], cwd="/usr/bin", timeout_s=PLENTY_S)
+        expect_result(result, 0, b"/usr/bin\n", "cwd")
         result = await sandbox.exec(["sh", "-c", "echo a; echo b >&2; echo c"], timeout_s=PLENTY_S)
         expect_result(result, 0, b"a\nb\nc\n", "stdout and stderr in order")
         for odd in (["echo", "a\0b"], ["echo", "\ud800"], ["/etc/passwd"], ["/"]):
