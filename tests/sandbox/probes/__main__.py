@@ -1,0 +1,5 @@
+"""`python -m tests.sandbox.probes`."""
+
+from tests.sandbox.probes.run import main
+
+main()

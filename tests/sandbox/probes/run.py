@@ -1,0 +1,168 @@
+"""Runs probes in one mode and judges them; starts itself as whom the mode asks for."""
+
+import argparse
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from sandbox.errors import SandboxError, SandboxLostError
+from tests.sandbox.probes import ALL
+from tests.sandbox.probes.model import Mode, Probe, Verdict, judge, succeeded
+from tests.sandbox.probes.world import World, build
+
+_REPOSITORY = Path(__file__).resolve().parents[3]
+_ORDINARY_ID = 65534
+_PROBE_LIMIT_S = 120.0
+
+_BECOME_ORDINARY = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from sandbox import syscalls
+prefix, target, uid = sys.argv[2], sys.argv[3], int(sys.argv[4])
+# The interpreter may lie in a home directory that nobody may enter: bind it where everybody may.
+syscalls.unshare(syscalls.CLONE_NEWNS)
+syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
+syscalls.mount(prefix, target + "/python", None, 4096)
+os.setgroups([])
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+os.chdir(target)
+env = {"PATH": "/usr/bin:/bin", "HOME": target + "/tmp", "TMPDIR": target + "/tmp"}
+env["PYTHONDONTWRITEBYTECODE"] = "1"
+env["LD_LIBRARY_PATH"] = target + "/python/lib"
+python = target + "/python/bin/python%d.%d" % sys.version_info[:2]
+os.execve(python, [python, "-m", "tests.sandbox.probes", *sys.argv[5:]], env)
+"""
+
+
+async def judge_probe(world: World, probe: Probe) -> Verdict:
+    """Run one probe and look at everything that tells whether it worked."""
+    try:
+        async with asyncio.timeout(_PROBE_LIMIT_S):
+            if probe.attack is not None:
+                verdict = await probe.attack(world)
+            else:
+                await world.renew()
+                result = await world.run(probe.script, timeout_s=probe.timeout_s)
+                verdict = judge(result.output, probe.refusal)
+                if any(token in result.output for token in world.tokens):
+                    verdict = succeeded("a secret was read")
+    except SandboxLostError as error:
+        verdict = succeeded(f"the sandbox was lost: {error}")
+    except Exception as error:  # noqa: BLE001 - a probe that cannot run is broken, whatever the reason
+        verdict = Verdict("broken", f"{type(error).__name__}: {error}"[:500])
+    if changed := world.damage():
+        verdict = succeeded(f"changed outside: {', '.join(changed)}")
+    if not await world.revive():
+        verdict = succeeded(f"the sandbox's first process died ({verdict.detail})")
+    return verdict
+
+
+async def judge_together(world: World, probes: list[Probe]) -> dict[str, Verdict]:
+    """Verdicts of the scripts from one process that forks for each: an interpreter start costs more than they
+    do. Only refusals count, and only if nothing at all was damaged; anything else is run again alone."""
+    scripts = [(probe.id, probe.script, probe.timeout_s) for probe in probes]
+    timeout_s = sum(probe.timeout_s for probe in probes) + 60
+    try:
+        result = await world.run(f"run_batch({scripts!r})", timeout_s=timeout_s, output_limit_bytes=16 << 20)
+        outputs = json.loads(result.output.splitlines()[-1])
+    except (SandboxError, ValueError, IndexError):
+        return {}
+    damaged = bool(world.damage())
+    if not await world.revive() or damaged or any(token in result.output for token in world.tokens):
+        return {}
+    verdicts = {probe.id: judge(outputs[probe.id].encode("latin1"), probe.refusal) for probe in probes}
+    return {name: verdict for name, verdict in verdicts.items() if verdict.outcome == "refused"}
+
+
+async def run_here(mode: Mode, wanted: list[str]) -> dict[str, dict[str, object]]:
+    """Results of the probes in this process."""
+    os.environ["PROBE_SECRET"] = secrets.token_hex(16)
+    results: dict[str, dict[str, object]] = {}
+    probes = [probe for probe in ALL if not wanted or probe.id in wanted]
+    async with build(mode) as world:
+        together = await judge_together(world, [probe for probe in probes if probe.attack is None])
+        for probe in probes:
+            started = time.monotonic()
+            verdict = together.get(probe.id) or await judge_probe(world, probe)
+            results[probe.id] = {**asdict(verdict), "seconds": round(time.monotonic() - started, 3)}
+    return results
+
+
+def run_mode(mode: Mode, wanted: list[str]) -> dict[str, dict[str, object]]:
+    """Results of the probes in a child process that is who the mode asks for."""
+    arguments = ["--here", mode, *wanted]
+    if mode in ("root", "unshifted") and os.geteuid() != 0:
+        raise PermissionError(f"mode {mode} needs root")
+    if mode in ("root", "unshifted") or os.geteuid() != 0:
+        command = [sys.executable, "-m", "tests.sandbox.probes", *arguments]
+        return _read(subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True))
+    target = Path(tempfile.mkdtemp(prefix="sandbox-ordinary-", dir="/tmp"))
+    try:
+        target.chmod(0o755)
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(_REPOSITORY / "sandbox", target / "sandbox", ignore=ignore)
+        shutil.copytree(_REPOSITORY / "tests/sandbox/probes", target / "tests/sandbox/probes", ignore=ignore)
+        for name in ("tests", "tests/sandbox"):
+            (target / name / "__init__.py").touch()
+        for name in ("python", "tmp"):
+            (target / name).mkdir()
+        os.chown(target / "tmp", _ORDINARY_ID, _ORDINARY_ID)
+        prefix = Path(sys.executable).resolve().parent.parent
+        command = [sys.executable, "-c", _BECOME_ORDINARY, _REPOSITORY, prefix, target, str(_ORDINARY_ID)]
+        return _read(subprocess.run([*command, *arguments], capture_output=True, text=True))
+    finally:
+        shutil.rmtree(target)
+
+
+def _read(done: "subprocess.CompletedProcess[str]") -> dict[str, dict[str, object]]:
+    if done.returncode != 0:
+        raise RuntimeError(f"the probes could not run: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def table(results: dict[Mode, dict[str, dict[str, object]]]) -> str:
+    """The table of docs/security.md."""
+    modes = list(results)
+    lines = [f"| probe | what is tried | {' | '.join(modes)} |", "|---|---|" + "---|" * len(modes)]
+    for kind in dict.fromkeys(probe.kind for probe in ALL):
+        for probe in (each for each in ALL if each.kind == kind):
+            cells: list[str] = []
+            for mode in modes:
+                result = results[mode].get(probe.id)
+                outcome = "-" if result is None else str(result["outcome"])
+                cells.append(
+                    f"**{outcome}**: {probe.known.get(mode, '')}" if outcome == "succeeded" else outcome
+                )
+            lines.append(f"| {kind}: {probe.id} | {probe.tries} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sandbox.probes", description=__doc__)
+    parser.add_argument("--modes", default="root,user,unshifted", help="comma-separated; the columns")
+    parser.add_argument("--here", metavar="MODE", help="run one mode in this process and print JSON")
+    parser.add_argument("--details", action="store_true", help="each probe's result, not the table")
+    parser.add_argument("probes", nargs="*", help="ids; all when none is given")
+    options = parser.parse_args()
+    if options.here:
+        sys.stdout.write(json.dumps(asyncio.run(run_here(options.here, options.probes))) + "\n")
+        return
+    results = {mode: run_mode(mode, options.probes) for mode in options.modes.split(",")}
+    if options.details:
+        for mode, each in results.items():
+            for name, result in each.items():
+                sys.stdout.write(
+                    f"{mode} {name} {result['outcome']} {result['seconds']} {result['detail']}\n"
+                )
+        return
+    sys.stdout.write(table(results) + "\n")
