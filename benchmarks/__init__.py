@@ -1,0 +1,1 @@
+"""Measurements of this repository against its peers; not installed with it."""

@@ -1,0 +1,252 @@
+"""The systems under measurement that need no engine: bare processes, MiniSandbox, bubblewrap.
+
+A system is opened once (`async with`), then started many times: `start` returns when the output of the first
+command is here, `finish` when all of that start is gone again. Engines lie in `benchmarks.containers`, the
+paper's way in `benchmarks.paper`.
+"""
+
+import asyncio
+import inspect
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from benchmarks.children import EXPECTED, Command, ForkServer, WrongResultError
+from benchmarks.fixture import Fixture
+from benchmarks.place import Place
+from sandbox import namespaces, seccomp, syscalls
+from sandbox.instance import MiniSandbox
+from sandbox.mini import MiniBackend
+from sandbox.types import Limits, SandboxSpec
+
+COMMAND = ("bash", "-c", "echo ok")
+LIMITS = Limits()
+POOL_SIZE = 8
+
+
+class Started(Protocol):
+    """One start whose first output has arrived."""
+
+    async def finish(self) -> None:
+        """Until nothing of it is left."""
+        ...
+
+
+class System(Protocol):
+    """Something that starts a command."""
+
+    name: str
+    """Short, unique."""
+    what: str
+    """Exactly what one start includes."""
+    slow: bool
+    """Takes seconds: started a few times only, never many at once."""
+    settle_s: float
+    """Pause after each measured start for what it does in the background."""
+
+    def missing(self) -> str:
+        """Why it cannot be measured here, or ''."""
+        ...
+
+    def version(self) -> str:
+        """Version of its program, or ''."""
+        ...
+
+    async def start(self) -> Started:
+        """Start and run the first command; raises WrongResultError when its output is not right."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What systems are made from."""
+
+    place: Place
+    """Work directory and cgroups."""
+    fixture: Fixture
+    """The environment they start over."""
+
+
+class Base:
+    """Defaults of `System`."""
+
+    name = ""
+    what = ""
+    slow = False
+    settle_s = 0.03
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def missing(self) -> str:
+        return ""
+
+    def version(self) -> str:
+        return ""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        return
+
+
+class Fork(Base):
+    name = "fork"
+    what = "fork+exec of bash by a small Python process, no sandbox"
+    flags = 0
+
+    async def __aenter__(self) -> Self:
+        self._server = await ForkServer(self.flags).__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._server.__aexit__(*exc)
+
+    async def start(self) -> Started:
+        return await self._server.start()
+
+
+class Floor(Fork):
+    name = "floor"
+    what = "the same with all seven new namespaces and id maps; no root, cgroup, limits or filter"
+    flags = namespaces.flags(own_network=True)
+
+
+class _MiniStart:
+    def __init__(self, sandbox: MiniSandbox) -> None:
+        self._sandbox = sandbox
+
+    async def finish(self) -> None:
+        await self._sandbox.close()
+
+
+def takes_pool() -> bool:
+    """Whether this version of MiniBackend has the warm pool."""
+    return "pool_size" in inspect.signature(MiniBackend.__init__).parameters
+
+
+def mini_backend(pool_size: int, state_dir: Path) -> MiniBackend:
+    """A backend with a pool of that size; 0 is none."""
+    options: dict[str, Any] = {"pool_size": pool_size} if takes_pool() else {}
+    return MiniBackend(state_dir=state_dir, **options)
+
+
+class Mini(Base):
+    name = "mini"
+    what = "MiniBackend without a pool: open (all namespaces, overlay root, cgroup, seccomp), exec, result"
+    pool_size = 0
+
+    async def __aenter__(self) -> Self:
+        state = self.context.place.work / f"state-{self.name}"
+        state.mkdir(mode=0o711, exist_ok=True)
+        self.spec = SandboxSpec(layers=(self.context.fixture.layer,), workdir="/testbed", limits=LIMITS)
+        self.backend = await mini_backend(self.pool_size, state).__aenter__()
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.backend.__aexit__(None, None, None)
+
+    async def start(self) -> Started:
+        sandbox = await self.backend.open(self.spec)
+        try:
+            result = await sandbox.exec(COMMAND, timeout_s=120)
+            if result.output != EXPECTED or result.exit_status != 0:
+                raise WrongResultError(f"{self.name}: {result}")
+        except BaseException:
+            await sandbox.close()
+            raise
+        return _MiniStart(sandbox)
+
+
+class MiniPool(Mini):
+    name = "mini-pool"
+    what = f"the same from a warm pool of {POOL_SIZE} that had time to refill"
+    pool_size = POOL_SIZE
+    settle_s = 0.15
+
+    def missing(self) -> str:
+        return "" if takes_pool() else "this version of MiniBackend has no pool"
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        # The pool is made for the layers it has seen.
+        await (await self.start()).finish()
+        await asyncio.sleep(1.0)
+        return self
+
+
+class Bwrap(Base):
+    name = "bwrap"
+    what = "bubblewrap --unshare-all, our seccomp filter, no capabilities; root bound read-only + tmpfs; no cgroup"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._filter = -1
+
+    def missing(self) -> str:
+        return "" if shutil.which("bwrap") else "not installed: apt install bubblewrap"
+
+    def version(self) -> str:
+        return program_version("bwrap")
+
+    async def __aenter__(self) -> Self:
+        self._filter = os.memfd_create("filter")
+        os.write(self._filter, seccomp.build(syscalls.machine()))
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        os.close(self._filter)
+
+    def _root(self) -> list[str]:
+        root = str(self.context.fixture.rootfs)
+        return ["--ro-bind", root, "/", "--tmpfs", "/tmp", "--tmpfs", "/root"]
+
+    async def start(self) -> Started:
+        # bubblewrap reads to the end: each run needs its own offset, so its own open file.
+        program = os.open(f"/proc/self/fd/{self._filter}", os.O_RDONLY | os.O_CLOEXEC)
+        argv = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL",
+                "--clearenv", "--setenv", "PATH", "/usr/bin:/bin", *self._root(),
+                "--proc", "/proc", "--dev", "/dev", "--seccomp", str(program), *COMMAND]  # fmt: skip
+        try:
+            return await Command.start(argv, pass_fds=(program,))
+        finally:
+            os.close(program)
+
+
+class BwrapOverlay(Bwrap):
+    name = "bwrap-overlay"
+    what = "the same with a writable overlay on tmpfs as root"
+
+    def missing(self) -> str:
+        reason = super().missing()
+        if not reason and "--tmp-overlay" not in program_output("bwrap", "--help"):
+            reason = f"{self.version()} has no --tmp-overlay (0.11 has)"
+        return reason
+
+    def _root(self) -> list[str]:
+        return ["--overlay-src", str(self.context.fixture.rootfs), "--tmp-overlay", "/", "--tmpfs", "/tmp"]
+
+
+def program_output(*argv: str) -> str:
+    """Standard output and error of a short command; '' when there is no such program."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    except OSError:
+        return ""
+    return done.stdout + done.stderr
+
+
+def program_version(program: str) -> str:
+    """First line of `PROGRAM --version`."""
+    return program_output(program, "--version").partition("\n")[0].strip()
