@@ -203,7 +203,9 @@ class Stage:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
             tree = syscalls.open_tree("/dev/" + name)
             try:
-                syscalls.mount_setattr(tree, syscalls.MOUNT_ATTR_NOSUID)
+                # Read-only does not stop writing to a device, but changing its mode and times, which a root
+                # whose ids are not shifted owns outside too.
+                syscalls.mount_setattr(tree, syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_RDONLY)
                 syscalls.move_mount(tree, target)
             finally:
                 os.close(tree)

@@ -227,7 +227,7 @@ def test_erofs_on_a_kernel_that_mounts_devices_only(
     real = fscontext.mount_read_only
 
     def old_kernel(kind: str, source: str) -> int:
-        if not stat.S_ISBLK(os.stat(source).st_mode):
+        if not stat.S_ISBLK(Path(source).stat().st_mode):
             raise OSError(errno.ENOTBLK, "Can't lookup blockdev")
         return real(kind, source)
 
