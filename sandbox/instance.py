@@ -18,6 +18,7 @@ from sandbox import diff, gc, wire
 from sandbox.errors import SandboxLostError, SandboxStartError
 from sandbox.link import Link
 from sandbox.output import Collector, PipeReader
+from sandbox.proxy import NetworkProxy, Refusal, environment, uses_proxy
 from sandbox.session import MiniSession
 from sandbox.types import MIB, ExecResult, Limits, SandboxSpec, Usage
 from sandbox.usage import read_usage
@@ -58,7 +59,8 @@ class MiniSandbox:
         self._helper = helper
         self._name = name
         self._spec = spec
-        self._env = {**_BASE_ENV, **spec.env}
+        self._proxy = NetworkProxy(spec.allowed_hosts) if uses_proxy(spec) else None
+        self._env = {**_BASE_ENV, **(environment() if self._proxy else {}), **spec.env}
         self._upper = -1
         self._outside_uid = -1
         self._ids = itertools.count(1)
@@ -92,6 +94,11 @@ class MiniSandbox:
         """The limits it was opened with."""
         return self._spec.limits
 
+    @property
+    def refused(self) -> tuple[Refusal, ...]:
+        """What its programs asked the network for and did not get, as `allowed_hosts` does not name it."""
+        return self._proxy.refused if self._proxy else ()
+
     # -- messages
 
     def _on_message(self, message: wire.Message, fds: list[int]) -> None:
@@ -108,7 +115,9 @@ class MiniSandbox:
             if killed and not killed.done():
                 killed.set_result(None)
         elif "ready" in message:
-            self._upper = fds.pop()
+            self._upper = fds.pop(0)
+            if self._proxy:
+                self._proxy.start(socket.socket(fileno=fds.pop(0)))
             self._outside_uid = int(message["outside_uid"])
             if not self._ready.done():
                 self._ready.set_result(None)
@@ -149,6 +158,8 @@ class MiniSandbox:
     def mark_gone(self) -> None:
         """The helper reaped it."""
         self._watch.stop()
+        if self._proxy:
+            self._proxy.stop()
         self.mark_lost("the sandbox was closed" if self._closing else self._end_reason or "the sandbox died")
         if not self._gone.done():
             self._gone.set_result(None)
@@ -362,6 +373,8 @@ class MiniSandbox:
         async with asyncio.timeout(_CLOSE_TIMEOUT_S):
             await asyncio.shield(self._gone)
         self._link.close()
+        if self._proxy:
+            await self._proxy.close()
         for session in self._sessions:
             await session.close()
         if self._upper >= 0:

@@ -14,9 +14,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from sandbox import process, wire
+from sandbox.allowlist import AllowList
 from sandbox.errors import SandboxStartError, SandboxUnavailableError
 from sandbox.handle import HelperHandle
 from sandbox.instance import MiniSandbox
+from sandbox.proxy import PORT, uses_proxy
 from sandbox.types import SandboxSpec
 
 POOL_SIZE = 4
@@ -87,6 +89,10 @@ class MiniBackend:
 
     async def open(self, spec: SandboxSpec, *, copy_of: int | None = None) -> MiniSandbox:
         """See `sandbox.types.Backend.open`. `copy_of`: descriptor of another's writable area, for forks."""
+        try:
+            AllowList.parse(spec.allowed_hosts)
+        except ValueError as error:
+            raise SandboxStartError(str(error)) from error
         helper = await self._live_helper()
         name = f"{process.tag(os.getpid())}-{id(self):x}-{next(self._names)}"
         ours, theirs = wire.pair()
@@ -116,6 +122,7 @@ def _request(name: str, spec: SandboxSpec) -> wire.Message:
         "binds": [[str(bind.source), bind.target, bind.writable] for bind in spec.binds],
         "workdir": spec.workdir,
         "network": spec.network,
+        "proxy_port": PORT if uses_proxy(spec) else 0,
         "upper": spec.upper,
         "limits": {
             "memory_bytes": spec.limits.memory_bytes,

@@ -79,6 +79,14 @@ def bring_up_loopback() -> None:
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", current | _IFF_UP))
 
 
+def listen_on_loopback(port: int) -> int:
+    """A listening socket for the owner. It stays in this namespace whoever holds it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.bind(("127.0.0.1", port))
+        sock.listen(64)
+        return sock.detach()
+
+
 def set_limits(*, open_files: int, pids: int | None, memory_bytes: int | None) -> None:
     """Resource limits, inherited by all inside. `pids` and `memory_bytes` only where no cgroup does it."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -12,11 +12,10 @@ import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from sandbox.allowlist import Address, AllowList, Rule, address_of, address_problem
 from sandbox.proxy_request import HEAD_LIMIT_BYTES, Request, RequestError, parse
+from sandbox.types import SandboxSpec
 
 PORT = 3128
 """Where it listens inside, on 127.0.0.1."""
@@ -28,6 +27,11 @@ _REASONS = {
     400: "Bad Request", 403: "Forbidden", 408: "Request Timeout", 411: "Length Required",
     431: "Request Header Fields Too Large", 502: "Bad Gateway", 504: "Gateway Timeout",
 }  # fmt: skip
+
+
+def uses_proxy(spec: SandboxSpec) -> bool:
+    """With the host's network everything is reachable anyway."""
+    return bool(spec.allowed_hosts) and spec.network == "none"
 
 
 def environment() -> dict[str, str]:
@@ -67,14 +71,12 @@ class Refusal:
 
 
 class NetworkProxy:
-    """Serves one sandbox from its event loop. `async with`, or `start` and `close`."""
+    """Serves one sandbox from its event loop, between `start` and `close`."""
 
-    def __init__(
-        self, listener: socket.socket, allowed_hosts: Sequence[str], *, limits: ProxyLimits | None = None
-    ) -> None:
-        """Raises ValueError for a malformed entry. Owns `listener` from here on."""
+    def __init__(self, allowed_hosts: Sequence[str], *, limits: ProxyLimits | None = None) -> None:
+        """Raises ValueError for a malformed entry."""
         self._allowed = AllowList.parse(allowed_hosts)
-        self._listener = listener
+        self._listener: socket.socket | None = None
         self._limits = limits or ProxyLimits()
         self._slots = asyncio.Semaphore(self._limits.connections)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -88,36 +90,35 @@ class NetworkProxy:
         """What was refused so far, the first 256 kinds of it."""
         return tuple(Refusal(target, reason, times) for (target, reason), times in self._refused.items())
 
-    def start(self) -> None:
-        """Begin to accept."""
-        self._listener.setblocking(False)
-        self._accepting = asyncio.create_task(self._accept())
+    def start(self, listener: socket.socket) -> None:
+        """Begin to accept on `listener`, which it owns from here on."""
+        listener.setblocking(False)
+        self._listener = listener
+        self._accepting = asyncio.create_task(self._accept(listener))
+
+    def stop(self) -> None:
+        """Begin to end, from where nothing can be awaited: accept no more, cut every connection."""
+        for task in self._running():
+            task.cancel()
+        self._resolver.shutdown(wait=False, cancel_futures=True)
 
     async def close(self) -> None:
         """Cut every connection and free the socket. Idempotent."""
-        tasks = [*self._tasks, *([self._accepting] if self._accepting else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._listener.close()
-        self._resolver.shutdown(wait=False, cancel_futures=True)
+        self.stop()
+        await asyncio.gather(*self._running(), return_exceptions=True)
+        if self._listener:
+            self._listener.close()
 
-    async def __aenter__(self) -> Self:
-        self.start()
-        return self
+    def _running(self) -> list[asyncio.Task[None]]:
+        return [*self._tasks, *([self._accepting] if self._accepting else [])]
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def _accept(self) -> None:
+    async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         second, count = loop.time(), 0
         while True:
             await self._slots.acquire()
             try:
-                connection, _ = await loop.sock_accept(self._listener)
+                connection, _ = await loop.sock_accept(listener)
             except OSError:
                 # Reset before it was accepted, or this process is out of descriptors, accept(2).
                 self._slots.release()

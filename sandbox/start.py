@@ -46,9 +46,10 @@ def run(embryo: Embryo) -> NoReturn:
         sock = socket.socket(fileno=fds[0])
         if problem is not None:
             raise problem
-        upper = _finish(embryo, request, fds[1:])
-        wire.send(sock, {"ready": True, "outside_uid": request["outside_uid"]}, (upper,))
-        os.close(upper)
+        handed = _finish(embryo, request, fds[1:])
+        wire.send(sock, {"ready": True, "outside_uid": request["outside_uid"]}, tuple(handed))
+        for fd in handed:
+            os.close(fd)
         code = Init(sock).serve()
     except BaseException as error:  # noqa: BLE001 - the boundary of a process: reported, then it ends
         code = _report(sock, error)
@@ -89,18 +90,23 @@ def _prepare(embryo: Embryo) -> Exception | None:
     return None
 
 
-def _finish(embryo: Embryo, request: wire.Message, fds: list[int]) -> int:
+def _finish(embryo: Embryo, request: wire.Message, fds: list[int]) -> list[int]:
+    """Returns the descriptors that the owner gets: of the upper layer, and of the proxy's socket if any."""
     limits = request["limits"]
-    upper = mounts.finish(
-        mounts.RootPlan(
-            layers=request["layers"],
-            skeleton=request["skeleton"],
-            binds=[(source, target) for source, target in request["binds"]],
-            disk_bytes=limits["disk_bytes"],
-            disk_upper=request["disk_upper"],
-            copy_of=fds[0] if fds else -1,
+    handed = [
+        mounts.finish(
+            mounts.RootPlan(
+                layers=request["layers"],
+                skeleton=request["skeleton"],
+                binds=[(source, target) for source, target in request["binds"]],
+                disk_bytes=limits["disk_bytes"],
+                disk_upper=request["disk_upper"],
+                copy_of=fds[0] if fds else -1,
+            )
         )
-    )
+    ]
+    if request["proxy_port"]:
+        handed.append(namespaces.listen_on_loopback(request["proxy_port"]))
     for fd in fds:
         os.close(fd)
     os.makedirs(request["workdir"], exist_ok=True)
@@ -113,4 +119,4 @@ def _finish(embryo: Embryo, request: wire.Message, fds: list[int]) -> int:
     namespaces.drop_privileges()
     # Last: everything above needs calls that the filter denies.
     seccomp.install(embryo.filter)
-    return upper
+    return handed

@@ -4,15 +4,23 @@ import asyncio
 import ipaddress
 import os
 import socket
+import ssl
+import subprocess
+import sys
+import urllib.parse
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from sandbox import proxy
 from sandbox.allowlist import AllowList, address_problem, normal_host, parse_rule
+from sandbox.errors import SandboxLostError, SandboxStartError
+from sandbox.mini import MiniBackend
 from sandbox.proxy import NetworkProxy, ProxyLimits
 from sandbox.proxy_request import RequestError, parse
+from sandbox.types import BindMount, SandboxSpec
 
 # -- the list
 
@@ -174,8 +182,12 @@ async def _serving(
 ) -> AsyncGenerator[tuple[NetworkProxy, int]]:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    async with NetworkProxy(listener, allowed, limits=limits) as served:
+    served = NetworkProxy(allowed, limits=limits)
+    served.start(listener)
+    try:
         yield served, port
+    finally:
+        await served.close()
 
 
 async def _ask(port: int, request: bytes) -> bytes:
@@ -285,7 +297,7 @@ async def test_a_name_is_resolved_once_and_connected_to_by_address(monkeypatch: 
         connected.append(host)
         raise ConnectionRefusedError(111, "Connection refused")
 
-    served = NetworkProxy(socket.create_server(("127.0.0.1", 0)), ["example.org"])
+    served = NetworkProxy(["example.org"])
     monkeypatch.setattr(proxy.socket, "getaddrinfo", resolve)
     monkeypatch.setattr(proxy.asyncio, "open_connection", connect)
     request = parse(b"CONNECT example.org:443 HTTP/1.1\r\n\r\n")
@@ -414,3 +426,104 @@ async def test_close_cuts_everything_and_leaves_no_descriptor() -> None:
         assert len(os.listdir("/proc/self/fd")) <= before
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", proxy_port)
+
+
+# -- in a sandbox
+
+
+_FETCH = (
+    "import sys, urllib.request\n"
+    "try:\n    print(urllib.request.urlopen(sys.argv[1], timeout=20).read().decode())\n"
+    "except Exception as error:\n    print(type(error).__name__, error)\n"
+)
+_PYTHON_ENV = {"LD_LIBRARY_PATH": "/opt/python/lib"}
+
+
+async def _page(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello")
+    writer.close()
+
+
+@pytest.fixture
+def interpreter() -> BindMount:
+    """The Python that runs the tests: the machine's own may be none or an old one."""
+    return BindMount(Path(sys.base_prefix).resolve(), "/opt/python")
+
+
+async def test_programs_inside_reach_what_is_allowed_and_nothing_else(
+    backend: MiniBackend, interpreter: BindMount
+) -> None:
+    async with _upstream(_page) as allowed, _upstream(_page) as other:
+        spec = SandboxSpec(
+            binds=(interpreter,),
+            allowed_hosts=(f"127.0.0.1:{allowed}",),
+            env={**_PYTHON_ENV, "NO_PROXY": "", "no_proxy": ""},
+        )
+        async with await backend.open(spec) as sandbox:
+
+            async def fetch(port: int) -> str:
+                argv = ["/opt/python/bin/python3", "-c", _FETCH, f"http://127.0.0.1:{port}/"]
+                return (await sandbox.exec(argv, timeout_s=60)).text
+
+            assert await fetch(allowed) == "hello\n"
+            assert "403" in await fetch(other)
+            assert [refusal.target for refusal in sandbox.refused] == [f"127.0.0.1:{other}"]
+            script = f"grep -c . /proc/net/dev; exec 3<>/dev/tcp/127.0.0.1/{allowed}"
+            result = await sandbox.exec(["bash", "-c", script], timeout_s=60)
+            assert result.output.startswith(b"3\n") and result.exit_status != 0  # no way but the proxy
+
+
+async def test_the_proxy_ends_with_its_sandbox(backend: MiniBackend) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    sandbox = await backend.open(SandboxSpec(allowed_hosts=("example.org",)))
+    script = "exec 3<>/dev/tcp/127.0.0.1/3128; exec 4<>/dev/tcp/127.0.0.1/3128; echo open"
+    assert (await sandbox.exec(["bash", "-c", script], timeout_s=60)).output == b"open\n"
+    task = asyncio.create_task(sandbox.exec(["bash", "-c", f"{script}; sleep 987"], timeout_s=60))
+    await asyncio.sleep(0.3)
+    await sandbox.close()
+    with pytest.raises(SandboxLostError):
+        await task
+    await asyncio.sleep(0.05)
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert [each for each in asyncio.all_tasks() if "_accept" in repr(each)] == []
+
+
+async def test_a_malformed_entry_is_told_before_anything_opens(backend: MiniBackend) -> None:
+    with pytest.raises(SandboxStartError, match=r"allowed host 'http://a\.org'"):
+        await backend.open(SandboxSpec(allowed_hosts=("http://a.org",)))
+
+
+async def test_without_a_list_there_is_no_proxy(backend: MiniBackend) -> None:
+    async with await backend.open(SandboxSpec()) as sandbox:
+        script = "env | grep -ci proxy; exec 3<>/dev/tcp/127.0.0.1/3128"
+        result = await sandbox.exec(["bash", "-c", script], timeout_s=60)
+        assert result.output.startswith(b"0\n") and result.exit_status != 0
+
+
+async def test_pip_installs_through_it(backend: MiniBackend, interpreter: BindMount) -> None:
+    """From the index that pip on this machine is set to, which set-up needs too."""
+    listing = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "pip", "config", "get", "global.index-url"],
+        capture_output=True,
+        text=True,
+    )
+    index = os.environ.get("PIP_INDEX_URL") or listing.stdout.strip() or "https://pypi.org/simple"
+    files = () if os.environ.get("PIP_INDEX_URL") or listing.stdout.strip() else ("files.pythonhosted.org",)
+    url = urllib.parse.urlsplit(index)
+    host = f"[{url.hostname}]" if ":" in str(url.hostname) else str(url.hostname)
+    entry = f"{host}:{url.port}" if url.port else host
+    certificates = ssl.get_default_verify_paths().cafile or os.environ.get("SSL_CERT_FILE", "")
+    bundle = os.environ.get("PIP_CERT") or certificates
+    binds = [interpreter, *([BindMount(Path(bundle).resolve(), "/opt/ca.pem")] if bundle else [])]
+    env = _PYTHON_ENV | ({"PIP_CERT": "/opt/ca.pem"} if bundle else {})
+    spec = SandboxSpec(binds=tuple(binds), allowed_hosts=(entry, *files), env=env)
+    install = (
+        f"/opt/python/bin/python3 -m pip install -q --no-deps --target /tmp/t -i {index} iniconfig==2.0.0"
+    )
+    async with await backend.open(spec) as sandbox:
+        result = await sandbox.exec(["sh", "-c", f"{install} 2>&1; ls /tmp/t"], timeout_s=200)
+        assert b"iniconfig\n" in result.output, (result.text, sandbox.refused)
+    async with await backend.open(SandboxSpec(binds=tuple(binds), env=env)) as sealed:
+        result = await sealed.exec(["sh", "-c", f"{install} --retries 0 2>&1"], timeout_s=200)
+        assert result.exit_status != 0
