@@ -9,6 +9,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("ray", "torch", "skyrl", "skyrl_gym", "vllm", "hydra", "omegaconf", "wandb", "transformers", "numpy")
+OF_EXTRA_REX = ("sandbox.rex", "sandbox.mini_swe_agent")
+"""Adapters to SWE-ReX and mini-swe-agent, for those who install the extra; nothing else may load these."""
+HEAVY += ("swerex", "minisweagent", "pydantic")
 RAY_MODULES = {"recipes/swe/fanout.py", "recipes/swe/experiment.py"}
 """Fan-out, and the experiment that starts and stops Ray; recipes/cpu does so for machines with no GPU."""
 SKYRL_MODULES = {
@@ -23,7 +26,8 @@ SKYRL_MODULES = {
 def modules(package: str) -> list[str]:
     files = sorted((ROOT / package).rglob("*.py"))
     names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
-    return [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
+    names = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
+    return [name for name in names if not name.startswith(OF_EXTRA_REX)]
 
 
 @pytest.mark.parametrize("package", ["sandbox", "rewards"])
