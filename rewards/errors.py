@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from rewards.types import RewardResult
 
-FaultKind = Literal["sandbox", "start", "task", "patch", "runner_died", "unresponsive", "starved", "lost"]
-"""`sandbox`: a file or command call failed before any judged code ran. `start`: the test command does not start.
-`task`: its tests, trusted files or settings are wrong. `patch`: it cannot be read or applied. These are ours for sure.
-`runner_died`: the runner was killed from outside or gave no results. `unresponsive`: it did not end at its
-deadline. `starved`: the machine was too slow to tell. `lost`: the sandbox failed while judged code ran."""
+FaultKind = Literal[
+    "sandbox", "start", "task", "patch", "runner_died", "unresponsive", "lost", "starved", "memory", "disk"
+]
+"""Ours for sure:
+`sandbox`: a file or command call failed before any judged code ran;
+`start`: the test command does not start;
+`task`: its tests, trusted files or settings are wrong;
+`patch`: it cannot be read or applied.
+Ours or the judged code's, see `GraderError.repeated`:
+`runner_died`: the runner ended without results;
+`unresponsive`: it did not end at its deadline;
+`lost`: the sandbox failed while judged code ran;
+`starved`: a time limit, on a machine that was too busy to tell;
+`memory`, `disk`: tests failed, and the sandbox had run out of it."""
 
 
 class GraderError(Exception):
@@ -23,7 +32,7 @@ class GraderError(Exception):
     def __init__(
         self, message: str, kind: FaultKind = "task", *, repeated: "RewardResult | None" = None
     ) -> None:
-        """`repeated` is the verdict when the same kind of fault happens again; None when it is ours for sure."""
+        """`repeated` is the verdict when such a fault happens again; None when it is ours for sure."""
         super().__init__(message)
         self.kind: FaultKind = kind
         self.repeated = repeated

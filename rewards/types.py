@@ -31,11 +31,12 @@ class TestSpec:
     workdir: str = "/testbed"
     """Repository root inside the sandbox."""
     runner: RunnerName = "pytest"
-    """Who runs them: pytest; unittest; Django's (manage.py test, tests/runtests.py); a command that runs pytest
-    somewhere inside (`wrapped`: tox, nox, make, a script); or any command, judged by its output (`log`)."""
+    """Who runs them: pytest; unittest; Django's (manage.py test, tests/runtests.py); a command that runs
+    pytest somewhere inside (`wrapped`: tox, nox, make, a script); or any command, judged by its output
+    (`log`)."""
     test_timeout_s: float | None = None
-    """Wall-clock limit of one test with its fixtures, and of loading one file; None for no limit but the whole
-    run's. Not with `log`."""
+    """Wall-clock limit of one test with its fixtures, and of loading one file; None for no limit but the
+    whole run's. Not with `log`."""
     targets: tuple[str, ...] = ()
     """What to run: files, or dotted modules for unittest and Django. Empty: what the ids name."""
     log_format: str = ""

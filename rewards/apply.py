@@ -1,0 +1,120 @@
+"""Puts patches into a grading sandbox: the agent's, the hidden test patch, and trusted files.
+
+All of it with `git apply` as to plain files: the sandbox's `.git` and attributes decide nothing, and nothing
+of the project runs.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from rewards.errors import GraderError
+from rewards.patches import FilePatch, PatchError, parse_patch
+from rewards.policy import Division
+from rewards.runner import tail
+from rewards.types import GradingExecResult, GradingSandbox
+
+DISK_FULL = "No space left on device"
+_APPLY_TIMEOUT_S = 60.0
+_NUMSTAT = re.compile(rb"(?:\d+|-)\t(?:\d+|-)\t(.+)\Z", re.DOTALL)
+_GIT_ENV = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_DIR": "/nonexistent",
+    "LC_ALL": "C",
+}
+
+
+def read_patch(text: str) -> tuple[FilePatch, ...]:
+    """The parts of a patch. Raises GraderError."""
+    try:
+        return parse_patch(text)
+    except PatchError as error:
+        raise GraderError(f"the patch cannot be read: {error}", "patch") from error
+
+
+def protect(division: Division, trusted: Sequence[str]) -> Division:
+    """The division without parts that make a file where a trusted path needs a directory."""
+    blocking = [part for part in division.kept if any(_above(path, trusted) for path in part.paths)]
+    if not blocking:
+        return division
+    kept = tuple(part for part in division.kept if part not in blocking)
+    gone = tuple((path, "in the way of a trusted file") for part in blocking for path in part.paths)
+    return Division(kept, (*division.dropped, *gone))
+
+
+def _above(path: str, trusted: Sequence[str]) -> bool:
+    return any(other.startswith(f"{path}/") for other in trusted)
+
+
+async def apply_patch(parts: Sequence[FilePatch], sandbox: GradingSandbox, workdir: str) -> None:
+    """Applies the parts and checks that git touched exactly their paths. Raises GraderError."""
+    if not parts:
+        return
+    done = await _git_apply(parts, sandbox, workdir)
+    if done.timed_out or done.exit_status != 0:
+        raise GraderError(
+            f"the patch does not apply (status {done.exit_status}): {tail(done.output)}", "patch"
+        )
+    _check_touched(parts, done)
+
+
+async def apply_division(division: Division, sandbox: GradingSandbox, workdir: str) -> Division:
+    """Applies what is kept. Where the whole does not apply because something was left out, its parts are
+    tried one by one, and those that do not apply are left out too. Raises GraderError."""
+    if not division.dropped or not division.kept:
+        await apply_patch(division.kept, sandbox, workdir)
+        return division
+    done = await _git_apply(division.kept, sandbox, workdir)
+    if done.exit_status == 0:
+        _check_touched(division.kept, done)
+        return division
+    kept: list[FilePatch] = []
+    dropped = list(division.dropped)
+    for part in division.kept:
+        done = await _git_apply((part,), sandbox, workdir)
+        if done.exit_status == 0:
+            _check_touched((part,), done)
+            kept.append(part)
+        else:
+            dropped += [(path, "does not apply without what was left out") for path in part.paths]
+    return Division(tuple(kept), tuple(dropped))
+
+
+async def apply_test_patch(text: str, sandbox: GradingSandbox, workdir: str) -> None:
+    """Applies the hidden tests, onto files that the agent could not touch. Raises GraderError."""
+    try:
+        await apply_patch(read_patch(text), sandbox, workdir)
+    except GraderError as error:
+        kind = "task" if error.kind == "patch" else error.kind
+        raise GraderError(f"the task's test patch: {error}", kind) from error
+
+
+async def restore_files(files: Mapping[str, bytes], sandbox: GradingSandbox, workdir: str) -> None:
+    """Writes trusted files, relative to the work directory. Raises GraderError."""
+    try:
+        for path, data in files.items():
+            await sandbox.write_file(f"{workdir}/{path}", data)
+    except Exception as error:
+        raise GraderError(f"trusted files could not be put back: {error!r}", "sandbox") from error
+
+
+async def _git_apply(parts: Sequence[FilePatch], sandbox: GradingSandbox, workdir: str) -> GradingExecResult:
+    data = "".join(part.text for part in parts).encode("utf-8", "surrogateescape")
+    try:
+        return await sandbox.exec(
+            ("git", "apply", "--apply", "--numstat", "-z", "--whitespace=nowarn", "-"),
+            timeout_s=_APPLY_TIMEOUT_S,
+            env=_GIT_ENV,
+            cwd=workdir,
+            stdin=data,
+            output_limit_bytes=4 << 20,
+        )
+    except Exception as error:
+        raise GraderError(f"the sandbox failed while the patch was applied: {error!r}", "sandbox") from error
+
+
+def _check_touched(parts: Sequence[FilePatch], done: GradingExecResult) -> None:
+    records = [_NUMSTAT.match(record) for record in done.output.split(b"\0")[:-1]]
+    touched = {record[1].decode("utf-8", "surrogateescape") for record in records if record is not None}
+    if touched != {part.path for part in parts} or None in records:
+        raise GraderError(f"git read the patch differently than the grader: {tail(done.output)}", "patch")

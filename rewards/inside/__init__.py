@@ -1,0 +1,1 @@
+"""The files that run inside the sandbox, copied there as they are. Nothing outside imports them."""

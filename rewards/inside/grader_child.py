@@ -1,0 +1,226 @@
+"""One process that runs tests, the stream of its signed reports, and the killing of all it started.
+
+Part of the supervisor (run.py), copied to the sandbox with it.
+"""
+
+# pyright: basic
+import ctypes
+import hashlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+
+from grader_channel import make_send  # pyright: ignore
+
+PR_SET_DUMPABLE = 4  # prctl(2)
+FRAME_LIMIT = 64 << 20
+HEAD = 4 + 16
+
+
+class Child:
+    """One process that runs tests, and the stream of its reports."""
+
+    def __init__(self, run, key):
+        self.run = run
+        self.key = key
+        self.data = bytearray()
+        self.count = 0
+        self.current = None
+        self.loading = False
+        self.since = time.monotonic()
+        self.status = None
+        self.reader = None
+        self.listener = None
+        self.pid = self._start()
+
+    def _message(self):
+        request = dict(self.run.request, done=self.run.done, dead_files=self.run.dead_files)
+        del request["result"], request["started"]
+        return request
+
+    def _start(self):
+        request = self._message()
+        if request["kind"] == "wrapped":
+            return self._start_wrapped(request)
+        self.reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(self.run.vault)
+            become_worker(request, writer, self.key)
+        os.close(writer)
+        return pid
+
+    def _start_wrapped(self, request):
+        self.listener = socket.socket(socket.AF_UNIX)
+        name = request["channel"] + str(self.run.children)
+        self.listener.bind("\0" + name)
+        self.listener.listen(8)
+        self.hello = json.dumps(dict(request, key=self.key.hex())).encode() + b"\n"
+        env = dict(os.environ, GRADER_CHANNEL=name, **request["env"])
+        pid = os.fork()
+        if pid == 0:
+            try:
+                leave_alone()
+                os.execvpe(request["argv"][0], request["argv"], env)
+            except BaseException as error:
+                os.write(2, (str(error) + "\n").encode())
+            os._exit(127)
+        return pid
+
+    def handles(self):
+        handles = (self.reader, self.listener.fileno() if self.listener else None)
+        return [handle for handle in handles if handle is not None]
+
+    def accept(self):
+        """The first process to ask gets the request; another one is turned away and noted."""
+        link, _ = self.listener.accept()
+        if self.reader is None:
+            link.sendall(self.hello)
+            self.hello = b""
+            self.reader = link.detach()
+        else:
+            link.close()
+            self.run.problems.append("more than one process asked for the report channel")
+
+    def read(self):
+        """False at the end of the stream."""
+        try:
+            part = os.read(self.reader, 1 << 20)
+        except OSError:
+            part = b""
+        if not part:
+            os.close(self.reader)
+            self.reader = None
+            return False
+        self.data += part
+        while len(self.data) >= HEAD:
+            size = int.from_bytes(self.data[:4], "big")
+            if size > FRAME_LIMIT:
+                self._forged()
+                return True
+            if len(self.data) < HEAD + size:
+                break
+            mac, body = bytes(self.data[4:HEAD]), bytes(self.data[HEAD : HEAD + size])
+            del self.data[: HEAD + size]
+            if hashlib.blake2b(body, key=self.key, digest_size=16).digest() != mac:
+                self._forged()
+                return True
+            count, event = json.loads(body.decode())
+            self.count += 1
+            if count != self.count:
+                self._forged()
+                return True
+            self.handle(*event)
+        return True
+
+    def _forged(self):
+        self.run.problems.append("reports came that the runner did not write")
+        self.data.clear()
+
+    def close(self):
+        """Lets go of the stream."""
+        if self.reader is not None:
+            os.close(self.reader)
+        if self.listener is not None:
+            self.listener.close()
+
+    def handle(self, kind, *rest):
+        run = self.run
+        self.since = time.monotonic()
+        if kind == "begin":
+            self.current, self.loading = rest[0], False
+        elif kind == "load":
+            self.current, self.loading = rest[0], True
+        elif kind == "end":
+            run.end(*rest)
+            self.current = None
+        elif kind == "idle":
+            self.current = None
+        elif kind == "scope":
+            run.scopes.add(rest[0])
+        elif kind == "finish":
+            run.finish = rest
+            self.current = None
+        elif kind == "ready" and not run.ready:
+            run.ready = True
+            os.write(1, (run.request["started"] + "\n").encode())
+
+    def blame(self, status):
+        """The test or file that was running gets `status`; False when there was none."""
+        if self.current is None:
+            return False
+        if self.loading:
+            self.run.dead_files.append(self.current)
+        self.run.end(self.current, "error" if self.loading else status)
+        self.current = None
+        return True
+
+
+def leave_alone():
+    """In a new child: a session of its own, so that signals to its group spare the supervisor."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+def become_worker(request, writer, key):
+    """Runs the tests in this process and never returns."""
+    status = 70
+    try:
+        leave_alone()
+        send = make_send(writer, key)
+        if request["kind"] == "pytest":
+            from grader_pytest import run  # pyright: ignore
+        else:
+            from grader_unittest import run  # pyright: ignore
+        leave, flush = os._exit, (sys.stdout.flush, sys.stderr.flush)
+        sys.path.remove(os.path.dirname(os.path.abspath(__file__)))
+        del key
+        status = run(request, send)
+        for each in flush:
+            each()
+        leave(status & 255)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+    os._exit(status)
+
+
+def descendants():
+    """Everything below this process; orphans come back to it, since it is a subreaper."""
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open("/proc/" + name + "/stat", "rb") as file:
+                    fields = file.read().rsplit(b")", 1)[1].split()
+            except (OSError, IndexError):
+                continue
+            parents.setdefault(int(fields[1]), []).append(int(name))
+    found, queue = [], [os.getpid()]
+    while queue:
+        below = parents.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+def kill_all(limit_s=5.0):
+    """Kills all descendants, again until none is left."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        left = descendants()
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            if not left:
+                return
+        time.sleep(0.002)

@@ -1,0 +1,174 @@
+"""Runs test files with pytest in this process, reporting every test.
+
+A test counts as passed only if its setup, call and teardown were reported as passed and this file itself saw
+its call return. In every module, and in every class that inherits from elsewhere, a canary with a random
+name fails on purpose: a patched runner or base class gives itself away. Python 3.6, pytest 6 and later.
+"""
+
+# pyright: basic
+import inspect
+import os
+import sys
+
+from grader_channel import Done, Watch, is_foreign, make_canary  # pyright: ignore
+
+WATCHED = (
+    "_pytest.runner", "_pytest.reports", "_pytest.python", "_pytest.unittest", "_pytest.nodes",
+    "_pytest.main", "_pytest.outcomes", "_pytest.skipping", "_pytest._code.code", "_pytest.fixtures",
+    "_pytest.python_api", "_pytest.raises", "unittest.case",
+)  # fmt: skip
+"""Modules whose functions must not change while tests run, beside all of pluggy."""
+
+
+def status_of(reports, returned):
+    """One word for the reports of one test."""
+    if any(outcome == "failed" and when == "call" for when, outcome, _ in reports):
+        return "failed"
+    if any(outcome == "failed" for _, outcome, _ in reports):
+        return "error"
+    if any(expected for _, _, expected in reports):
+        return "xpassed" if all(outcome == "passed" for _, outcome, _ in reports) else "xfailed"
+    if any(outcome == "skipped" for _, outcome, _ in reports):
+        return "skipped"
+    phases = [when for when, _, _ in reports]
+    if phases.count("setup") == phases.count("teardown") == returned == 1 and phases.count("call") >= 1:
+        return "passed"
+    return "error"
+
+
+def make_plugin(pytest, request, send):
+    """The reporting plugin."""
+    canary, done, dead_files = request["canary"], Done(request["done"]), set(request["dead_files"])
+
+    def name_of_canary(config):
+        pattern = config.getini("python_functions")[0]
+        return pattern.replace("*", "_" + canary) if "*" in pattern else pattern + "_" + canary
+
+    class ModuleWithCanary(pytest.Module):
+        def collect(self):
+            if self.nodeid in dead_files:
+                return []
+            name = name_of_canary(self.config)
+            setattr(self.obj, name, make_canary(name, self.obj.__name__, False))
+            send("scope", self.nodeid + "::")
+            return super().collect()
+
+    class Recorder:
+        def __init__(self):
+            self.reports = []
+            self.returned = 0
+            self.failed_reports = 0
+            self.tampered = set()
+            self.finished = False
+            self.session = None
+            self.changed = tuple
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_sessionstart(self, session):
+            self.session = session
+            self.changed = Watch(WATCHED, "pluggy").changed
+
+        if int(pytest.__version__.split(".", 1)[0]) >= 7:
+
+            @pytest.hookimpl(tryfirst=True)
+            def pytest_pycollect_makemodule(self, module_path, parent):
+                return ModuleWithCanary.from_parent(parent, path=module_path)
+
+        else:
+
+            @pytest.hookimpl(tryfirst=True)
+            def pytest_pycollect_makemodule(self, path, parent):
+                return ModuleWithCanary.from_parent(parent, fspath=path)
+
+        @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+        def pytest_pycollect_makeitem(self, collector, name, obj):
+            outcome = yield
+            if inspect.isclass(obj) and isinstance(outcome.get_result(), pytest.Class):
+                if is_foreign(obj, obj.__module__):
+                    is_unittest = issubclass(obj, getattr(sys.modules.get("unittest"), "TestCase", ()))
+                    text = "test_" + canary if is_unittest else name_of_canary(collector.config)
+                    setattr(obj, text, make_canary(text, obj.__module__, True))
+                    send("scope", outcome.get_result().nodeid + "::")
+
+        @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+        def pytest_make_collect_report(self, collector):
+            if isinstance(collector, pytest.File):
+                send("load", collector.nodeid)
+            yield
+            if isinstance(collector, pytest.File):
+                send("idle")
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(self, config, items):
+            kept = [item for item in items if not done.take(item.nodeid)]
+            if len(kept) != len(items):
+                items[:] = kept
+
+        @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+        def pytest_runtest_protocol(self, item):
+            self.reports, self.returned = [], 0
+            send("begin", item.nodeid)
+            yield
+            send("end", item.nodeid, status_of(self.reports, self.returned))
+
+        @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+        def pytest_runtest_call(self, item):
+            outcome = yield
+            if outcome.excinfo is None:
+                self.returned += 1
+            self.tampered.update(self.changed())
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_sessionfinish(self):
+            # Not later: pytest itself undoes a few changes of its own when it shuts down.
+            self.tampered.update(self.changed())
+            self.finished = True
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_runtest_logreport(self, report):
+            expected = hasattr(report, "wasxfail")
+            self.reports.append((report.when, report.outcome, expected))
+            self.failed_reports += report.outcome == "failed" and not expected
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_collectreport(self, report):
+            if report.outcome == "failed":
+                self.failed_reports += 1
+                send("end", report.nodeid, "error")
+
+        def finish(self, status):
+            failed = getattr(self.session, "testsfailed", -1)
+            send("finish", status, self.finished and failed == self.failed_reports, sorted(self.tampered))
+
+    return Recorder()
+
+
+def arguments(request):
+    """Command line of pytest; later options win over the project's own `addopts`."""
+    return [
+        "--rootdir=" + request["workdir"],
+        "--confcutdir=" + request["workdir"],
+        *request["options"],
+        "-p", "no:cacheprovider",
+        "--continue-on-collection-errors",
+        "--maxfail=0",
+        "--color=no",
+        *([] if request["traceback"] else ["--tb=no", "-q", "--assert=plain"]),
+        *request["targets"],
+    ]  # fmt: skip
+
+
+def run(request, send):
+    """The whole of a process that runs pytest; returns its exit status."""
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    import pytest
+
+    if request["workdir_on_path"]:
+        sys.path.insert(0, request["workdir"])
+    args = arguments(request)
+    sys.argv[:] = ["pytest", *args]
+    recorder = make_plugin(pytest, request, send)
+    send("ready")
+    status = int(pytest.main(args, plugins=[recorder]))
+    recorder.finish(status)
+    return status

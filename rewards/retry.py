@@ -1,0 +1,48 @@
+"""The one place where a grading is tried again: a fresh sandbox for each try.
+
+A fault that is ours for sure stays an error, however often it happens: it is no reward, and the rollout is
+left out. A fault that the judged code could have caused (it can kill or stop the runner, fill the disk, eat
+the memory) earns one more grading; when that ends in such a way again, it is the code's doing and counts as
+the 0 that it looked like. So a policy that breaks the runner pays with a 0, and costs one extra grading.
+"""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+
+from rewards.errors import GraderError
+from rewards.types import GradingSandbox, RewardResult
+
+
+async def grade_with_retry[S: GradingSandbox](
+    open_sandbox: Callable[[], AbstractAsyncContextManager[S]],
+    grade_once: Callable[[S], Awaitable[RewardResult]],
+    *,
+    attempts: int = 2,
+    faults: Counter[str] | None = None,
+) -> RewardResult:
+    """The verdict of the first grading that gives one. `grade_once` calls `rewards.grade.grade`.
+
+    `faults` counts every fault by kind, and verdicts of repeated faults as `<kind>_counted_as_0`. Raises
+    GraderError when the last attempt fails by our fault, and whatever `open_sandbox` raises."""
+    doubtful = 0
+    for attempt in range(1, attempts + 1):
+        try:
+            async with open_sandbox() as sandbox:
+                result = await grade_once(sandbox)
+            return replace(result, gradings=attempt) if attempt > 1 else result
+        except GraderError as error:
+            _note(faults, error.kind)
+            doubtful += error.repeated is not None
+            if attempt == attempts:
+                if error.repeated is None or doubtful < 2:
+                    raise
+                _note(faults, f"{error.kind}_counted_as_0")
+                return replace(error.repeated, gradings=attempt)
+    raise ValueError("attempts must be at least 1")
+
+
+def _note(faults: Counter[str] | None, name: str) -> None:
+    if faults is not None:
+        faults[name] += 1
