@@ -27,6 +27,7 @@ _FILE_LIMIT_BYTES = 8 << 20
 """A larger file is left out: no fix of source code needs it."""
 _TOTAL_LIMIT_BYTES = 64 << 20
 _ENTRY_LIMIT = 50_000
+_COMPARE_BYTES = 1 << 20
 _GIT_TIMEOUT_S = 120
 _OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
 _WHITEOUT = ("user.overlay.whiteout", "trusted.overlay.whiteout")
@@ -60,8 +61,10 @@ def read_regular(fd: int, path: str, limit_bytes: int) -> bytes:
         return b"".join(chunks)
 
 
-def make_patch(upper: int, layers: tuple[Path, ...], root: str) -> str:
-    """The patch of everything below `root`; empty when nothing changed. Blocks: call it in a thread."""
+def make_patch(upper: int, layers: tuple[Path, ...], root: str, *, complete: bool = False) -> str:
+    """The patch of everything below `root`; empty when nothing changed. Blocks: call it in a thread.
+
+    `complete`: `upper` is a whole tree, copied from the layers, and not only what was written since."""
     parts = [part for part in root.split("/") if part]
     below = [_open_below(images.open_layer(str(layer)), parts) for layer in layers]
     top = _open_below(os.dup(upper), parts)
@@ -69,7 +72,7 @@ def make_patch(upper: int, layers: tuple[Path, ...], root: str) -> str:
     try:
         if top is None:
             return ""
-        changes = _Changes()
+        changes = _Changes(os.fstat(top).st_dev if complete else None)
         changes.walk(top, lower, "", 0)
         return changes.patch()
     finally:
@@ -132,10 +135,30 @@ def _stat(directory: int, name: str) -> os.stat_result | None:
         return None
 
 
+def _same_bytes(one: int, other: int, name: str) -> bool:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        with (
+            open(os.open(name, flags, dir_fd=one), "rb", buffering=0) as first,
+            open(os.open(name, flags, dir_fd=other), "rb", buffering=0) as second,
+        ):
+            while True:
+                chunk = first.read(_COMPARE_BYTES)
+                if chunk != second.read(_COMPARE_BYTES):
+                    return False
+                if not chunk:
+                    return True
+    except OSError:
+        return False  # replaced or closed to us meanwhile: looked at as any change
+
+
 class _Changes:
     """Old and new state of every path that may differ."""
 
-    def __init__(self) -> None:
+    def __init__(self, complete_on: int | None) -> None:
+        """`complete_on`: device of a tree that is complete; what is on another one is a mount, which nothing
+        inside can have changed."""
+        self._complete_on = complete_on
         self._old: dict[str, _Entry] = {}
         self._new: dict[str, _Entry] = {}
         self._bytes = 0
@@ -143,17 +166,21 @@ class _Changes:
 
     def walk(self, upper: int, lower: list[int], prefix: str, depth: int) -> None:
         """Compare one directory of the upper layer with the directories it lies over, topmost first."""
-        opaque = depth > 0 and _has_attribute(upper, _OPAQUE)
+        opaque = self._complete_on is not None or (depth > 0 and _has_attribute(upper, _OPAQUE))
         names = _names(upper)
         if opaque:
             for name in self._lower_names(lower):
                 if name not in names:
                     self._take_old(lower, name, prefix)
         for name in names:
-            self._count()
             status = _stat(upper, name)
-            if status is None or _skipped(name, status.st_mode):
+            if (
+                status is None
+                or _skipped(name, status.st_mode)
+                or self._untouched(upper, lower, name, status)
+            ):
                 continue
+            self._count()
             path = prefix + name
             if _is_whiteout(upper, name, status):
                 self._take_old(lower, name, prefix)
@@ -162,6 +189,22 @@ class _Changes:
             else:
                 self._take_old(lower, name, prefix)
                 self._take_new(upper, name, path, status)
+
+    def _untouched(self, upper: int, lower: list[int], name: str, status: os.stat_result) -> bool:
+        """In a complete tree: a mount, or a file that is as the topmost layer has it. Times tell nothing, for
+        they can be set back, so contents are compared."""
+        if self._complete_on is None:
+            return False
+        if status.st_dev != self._complete_on:
+            return True
+        if not stat.S_ISREG(status.st_mode):
+            return False
+        for directory in lower:
+            old = _stat(directory, name)
+            if old is not None:
+                same_mode = (old.st_mode ^ status.st_mode) & (0o170000 | 0o100) == 0
+                return same_mode and old.st_size == status.st_size and _same_bytes(upper, directory, name)
+        return False
 
     def _walk_directory(self, upper: int, lower: list[int], name: str, path: str, depth: int) -> None:
         child = self._open_directory(upper, name)
