@@ -1,6 +1,7 @@
 """Verdicts by task and patch, so that equal patches are graded once, also when they come at once.
 
-In memory, for one event loop. Errors and verdicts that hung on the time limit are never kept.
+In memory, for one event loop, in front of a `VerdictStore` on disk where one is given. Errors and verdicts
+that hung on a limit of the machine are never kept.
 """
 
 import asyncio
@@ -8,15 +9,17 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
-from rewards.grade import TIME_LIMIT
+from rewards.store import VerdictStore, lasting
 from rewards.types import RewardResult
 
 
 class GradeCache:
     """Keeps the most recent verdicts. Use one instance per process."""
 
-    def __init__(self, capacity: int = 10_000) -> None:
-        """`capacity` is the number of verdicts kept."""
+    def __init__(self, capacity: int = 10_000, *, store: VerdictStore | None = None) -> None:
+        """`capacity` is the number of verdicts kept in memory. With a `store`, `task_id` must be a digest of
+        the whole task (`rewards.store.task_digest`), since it outlives the run."""
+        self._store = store
         self._capacity = capacity
         self._kept: OrderedDict[tuple[str, str], RewardResult] = OrderedDict()
         self._locks: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
@@ -33,7 +36,7 @@ class GradeCache:
         self._locks[key] = (lock, waiting + 1)
         try:
             async with lock:
-                return await self._get_locked(key, grade)
+                return await self._get_locked(key, patch, grade)
         finally:
             lock, waiting = self._locks[key]
             if waiting == 1:
@@ -42,17 +45,27 @@ class GradeCache:
                 self._locks[key] = (lock, waiting - 1)
 
     async def _get_locked(
-        self, key: tuple[str, str], grade: Callable[[], Awaitable[RewardResult]]
+        self, key: tuple[str, str], patch: str, grade: Callable[[], Awaitable[RewardResult]]
     ) -> RewardResult:
         kept = self._kept.get(key)
         if kept is not None:
             self.hits += 1
             self._kept.move_to_end(key)
             return kept
+        stored = await asyncio.to_thread(self._store.load, key[0], patch) if self._store else None
+        if stored is not None:
+            self.hits += 1
+            self._keep(key, stored)
+            return stored
         self.misses += 1
         result = await grade()
-        if TIME_LIMIT not in result.reasons:
-            self._kept[key] = result
-            while len(self._kept) > self._capacity:
-                self._kept.popitem(last=False)
+        if lasting(result):
+            self._keep(key, result)
+            if self._store is not None:
+                await asyncio.to_thread(self._store.save, key[0], patch, result)
         return result
+
+    def _keep(self, key: tuple[str, str], result: RewardResult) -> None:
+        self._kept[key] = result
+        while len(self._kept) > self._capacity:
+            self._kept.popitem(last=False)
