@@ -4,7 +4,7 @@ Copied to the sandbox; speaks Python 3.6 and later, without annotations. What it
 in the same process that walks frames or the heap.
 """
 
-# pyright: basic
+# pyright: basic, reportRedeclaration=false, reportArgumentType=false, reportAttributeAccessIssue=false
 import hashlib
 import json
 import operator

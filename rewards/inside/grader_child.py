@@ -3,7 +3,7 @@
 Part of the supervisor (run.py), copied to the sandbox with it.
 """
 
-# pyright: basic
+# pyright: basic, reportRedeclaration=false, reportArgumentType=false, reportAttributeAccessIssue=false
 import ctypes
 import hashlib
 import json

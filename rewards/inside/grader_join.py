@@ -4,7 +4,7 @@ Loaded by `-p` before any code of the project. The supervisor hands its request 
 one that asks makes the whole run worthless.
 """
 
-# pyright: basic
+# pyright: basic, reportRedeclaration=false, reportArgumentType=false, reportAttributeAccessIssue=false
 import json
 import os
 import socket

@@ -5,7 +5,7 @@ its call return. In every module, and in every class that inherits from elsewher
 name fails on purpose: a patched runner or base class gives itself away. Python 3.6, pytest 6 and later.
 """
 
-# pyright: basic
+# pyright: basic, reportRedeclaration=false, reportArgumentType=false, reportAttributeAccessIssue=false
 import inspect
 import os
 import sys

@@ -6,7 +6,7 @@ finished already are left out, and results are reported. A test counts as passed
 success and this file itself saw the test method return. Python 3.6 and later.
 """
 
-# pyright: basic
+# pyright: basic, reportRedeclaration=false, reportArgumentType=false, reportAttributeAccessIssue=false
 import functools
 import inspect
 import os
@@ -33,7 +33,7 @@ class Reporter:
         self.finished = False
         self.agree = True
         self.tampered = set()
-        self.outcomes = []
+        self.outcomes = None
         self.returned = 0
         self.failures = 0
         self.order = []
@@ -133,8 +133,10 @@ class Reporter:
             def stopTest(self, test):  # noqa: N802
                 super().stopTest(test)
                 reporter.tampered.update(reporter.changed())
-                status = status_of(reporter.outcomes, reporter.returned)
-                reporter.send("end", test.id(), status, aliases(test))
+                # Python 3.12.1 tells of a skipped test without starting it; `note` has reported it then.
+                if reporter.outcomes is not None:
+                    status = status_of(reporter.outcomes, reporter.returned)
+                    reporter.send("end", test.id(), status, aliases(test))
                 if reporter.order and reporter.order[0] == test.id():
                     reporter.order.pop(0)
                 if reporter.order:

@@ -7,7 +7,7 @@ started is killed and a new child runs the rest. The child can kill or stop this
 are no results; it cannot make this process wait, nor read it (it is not dumpable).
 """
 
-# pyright: basic
+# pyright: basic, reportRedeclaration=false, reportArgumentType=false, reportAttributeAccessIssue=false
 import ctypes
 import hashlib
 import json
