@@ -218,10 +218,8 @@ def test_ls_shows_what_lives_and_gc_takes_what_died(
     shown = _cli("ls", "--state-dir", state_dir).stdout.decode()
     assert f"owner {running.pid} " in shown and f"pid {sandbox['pid']} " in shown
     # Its cgroups are shared with other runs of the tests, so it may well find something of theirs.
-    assert (
-        b" 0 directories" in (done := _cli("gc", "--state-dir", state_dir)).stdout
-        or b"nothing" in done.stdout
-    )
+    done = _cli("gc", "--state-dir", state_dir)
+    assert b" 0 directories" in done.stdout or b"nothing" in done.stdout
     assert process.start_time(sandbox["pid"]) is not None  # gc leaves the living alone
     os.kill(owner["helper_pid"], signal.SIGSTOP)
     running.kill()
