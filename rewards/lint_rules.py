@@ -20,7 +20,7 @@ GUARDED_MODULES = frozenset({"sys", "gc", "builtins", "inspect", "ctypes", "_cty
 
 HARMLESS_SYS = frozenset({
     "version_info", "version", "platform", "maxsize", "maxunicode", "byteorder", "stdin", "stdout", "stderr",
-    "__stdin__", "__stdout__", "__stderr__", "exc_info", "exit", "argv", "path", "prefix", "base_prefix",
+    "__stdin__", "__stdout__", "__stderr__", "exc_info", "exit", "path", "prefix", "base_prefix",
     "exec_prefix", "executable", "implementation", "intern", "getsizeof", "getrecursionlimit",
     "setrecursionlimit", "getdefaultencoding", "getfilesystemencoding", "getfilesystemencodeerrors",
     "float_info", "hash_info", "int_info", "flags", "hexversion", "api_version", "getrefcount",
@@ -29,7 +29,7 @@ HARMLESS_SYS = frozenset({
     "builtin_module_names", "exception", "set_int_max_str_digits", "get_int_max_str_digits", "warnoptions",
     "getswitchinterval", "platlibdir", "copyright", "dont_write_bytecode", "getandroidapilevel",
     "get_asyncgen_hooks", "set_asyncgen_hooks", "exc_clear", "maxint", "setdefaultencoding", "last_value",
-    "frozen", "_MEIPASS", "getcheckinterval", "orig_argv", "thread_info", "ps1", "ps2", "breakpointhook",
+    "frozen", "_MEIPASS", "getcheckinterval", "thread_info", "ps1", "ps2", "breakpointhook",
 })  # fmt: skip
 """Everything else of `sys` is suspicious: modules, frames, tracing, import hooks, audit hooks."""
 
@@ -60,14 +60,16 @@ ANY_ATTRIBUTES = frozenset({
 })  # fmt: skip
 """Attributes of anything that lead to frames, code, globals or loaders."""
 
-NAMES = frozenset({"exec", "eval", "compile", "__import__", "__builtins__", "__loader__", "breakpoint"})
+NAMES = frozenset(
+    {"exec", "eval", "compile", "__import__", "__builtins__", "__loader__", "__spec__", "breakpoint"}
+)
 """Names that run text as code."""
 
 PROBES = frozenset({"getattr", "hasattr", "setattr", "delattr", "__getattribute__"})
 """Calls whose second argument names an attribute."""
 
 STRINGS = re.compile(
-    r"pytest|pluggy|conftest|unittest|/proc\b|/opt/grader|/testbed|_getframe|__subclasses__"
+    r"pytest|\bpytes?\b|encodedfile|pythonhashseed|pluggy|conftest|unittest|/proc\b|/opt/grader|/testbed|_getframe|__subclasses__"
     r"|__globals__|__builtins__|\A\W*tests\W*\Z|(?:^|[/\\])tests[/\\]|[/\\]tests?$|(?:^|/)test_\w+\.py\b"
     r"|\w_test\.py\b",
     re.IGNORECASE,
