@@ -1,6 +1,6 @@
 """An `echo` through our SWE-ReX runtime against SWE-ReX's local one, in turns: medians and their ratio.
 
-Run: python benchmarks/rex.py [ROUNDS]. Needs the extra rex and a quiet machine.
+Run: python -m benchmarks.rex [ROUNDS]. Needs the extra rex and a quiet machine.
 """
 
 import asyncio

@@ -208,10 +208,15 @@ class MiniSandboxRuntime(AbstractRuntime):
         return ReadFileResponse(content=text)
 
     async def write_file(self, request: WriteFileRequest) -> WriteFileResponse:
-        """Create or replace a file; its directories are made."""
+        """Create or replace a file; its directories are made, and a file that is there keeps its mode."""
         data = request.content.encode("utf-8", "surrogateescape")
-        await self.call(self._sandbox.write_file(self._absolute(request.path), data))
+        await self.call(self._write_file(self._absolute(request.path), data))
         return WriteFileResponse()
+
+    async def _write_file(self, path: str, data: bytes) -> None:
+        known = await self._sandbox.exec(["stat", "-L", "-c", "%a", "--", path], timeout_s=_ALIVE_S)
+        mode = int(known.output, 8) if known.exit_status == 0 else 0o644
+        await self._sandbox.write_file(path, data, mode=mode & 0o777)
 
     async def upload(self, request: UploadRequest) -> UploadResponse:
         """Copy a file or directory of this machine into the sandbox."""
