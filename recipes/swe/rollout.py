@@ -8,6 +8,7 @@ neither Ray nor SkyRL.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from recipes.swe.chat import ChatCodec
 from recipes.swe.failures import INFRASTRUCTURE, classify
 from recipes.swe.stages import Stage, StageClock
 from recipes.swe.types import Failure, Policy, Rollout, RolloutRequest, TaskInstance, Trajectory
+from rewards.retry import grade_with_retry
 from rewards.types import RewardResult, TestSpec
 from sandbox.errors import SandboxStartError
 from sandbox.types import Backend, CachedEnv, EnvSpec, Limits, Sandbox
@@ -105,6 +107,8 @@ class RolloutRunner:
         self._grade = grade
         self._verdicts = verdicts
         self._limits = limits
+        self.grading_faults: Counter[str] = Counter()
+        """Faults of grading by kind, and how many repeated ones were counted as 0."""
         self._slots = asyncio.Semaphore(limits.max_concurrent)
         self._grading_slots = asyncio.Semaphore(limits.max_grading)
 
@@ -117,7 +121,7 @@ class RolloutRunner:
             while attempt < self._limits.attempts:
                 attempt += 1
                 failure = await self._attempt(request, progress)
-                if failure is None:
+                if failure is None or failure.kind == "grader":  # Grading has its own retry.
                     break
                 logger.warning(
                     "rollout %s, attempt %d of %d failed: %s: %s",
@@ -168,8 +172,13 @@ class RolloutRunner:
         tests = task.tests
         if self._limits.grading_timeout_s is not None:
             tests = replace(tests, timeout_s=self._limits.grading_timeout_s)
-        async with self._grading_slots, self._sandbox(task, clock, opening="grade") as sandbox:
-            return await self._grade(tests, patch, sandbox)
+        async with self._grading_slots:
+            return await grade_with_retry(
+                lambda: self._sandbox(task, clock, opening="grade"),
+                lambda sandbox: self._grade(tests, patch, sandbox),
+                attempts=self._limits.attempts,
+                faults=self.grading_faults,
+            )
 
     @asynccontextmanager
     async def _sandbox(
