@@ -1,7 +1,8 @@
 """Opens MiniSandboxes of prepared tasks for `python -m rewards grade`.
 
 Named by an entry point of `swe_rewards.sandboxes`. Tasks are those of the local set, by id, or of a file in
-SWE-smith's schema with one row; environments come from the cache that `launch/prepare.py` fills (`SWE_CACHE_DIR`, else `.cache` of the repository).
+SWE-smith's schema with one row; environments come from the cache that `launch/prepare.py` fills
+(`SWE_CACHE_DIR`, else `.cache` of the repository).
 """
 
 import os

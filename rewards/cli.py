@@ -1,9 +1,9 @@
 """`python -m rewards grade`: verdicts for people and scripts, as JSON. Needs someone to open sandboxes.
 
 This package knows no sandbox and no task files, so what can open a task's fresh sandbox is found through an
-entry point of the group `swe_rewards.sandboxes`; this repository declares `launch.grade`. Exit status: 0
-graded, whatever the verdict; 2 wrong usage or an unreadable file; 3 the environment is not usable (no opener, no
-sandbox, or grading failed for a reason of ours); 130 interrupted.
+entry point of the group `swe_rewards.sandboxes`; this repository declares `launch.grade`.
+Exit status: 0 graded, whatever the verdict; 2 wrong usage or an unreadable file; 3 the environment is not
+usable (no opener, no sandbox, or grading failed for a reason of ours); 130 interrupted.
 """
 
 import argparse
@@ -106,7 +106,9 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 def _tasks() -> AbstractAsyncContextManager[Tasks]:
-    found = list(metadata.entry_points(group=GROUP))
+    # Not metadata.entry_points(): of two records of one project it reads only the first, and a stale
+    # .egg-info in the current folder comes before the installed one.
+    found = [point for dist in metadata.distributions() for point in dist.entry_points.select(group=GROUP)]
     if not found:
         raise UnusableError(f"no entry point in {GROUP} can open sandboxes; run: pip install -e .")
     factory: Any = found[0].load()
