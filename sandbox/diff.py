@@ -27,6 +27,8 @@ _FILE_LIMIT_BYTES = 8 << 20
 """A larger file is left out: no fix of source code needs it."""
 _TOTAL_LIMIT_BYTES = 64 << 20
 _ENTRY_LIMIT = 50_000
+_DEPTH_LIMIT = 100
+"""What lies deeper is left out: each level costs a descriptor per layer and a frame of the stack."""
 _COMPARE_BYTES = 1 << 20
 _GIT_TIMEOUT_S = 120
 _OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
@@ -207,7 +209,7 @@ class _Changes:
         return False
 
     def _walk_directory(self, upper: int, lower: list[int], name: str, path: str, depth: int) -> None:
-        child = self._open_directory(upper, name)
+        child = self._open_directory(upper, name) if depth < _DEPTH_LIMIT else None
         if child is None:
             return
         below = self._lower_directories(lower, name)
@@ -230,8 +232,8 @@ class _Changes:
             return os.open(
                 name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory
             )
-        except (FileNotFoundError, NotADirectoryError):
-            return None  # removed or replaced since it was listed
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return None  # removed or replaced since it was listed, or closed to an ordinary user
 
     def _lower_directories(self, lower: list[int], name: str) -> list[int]:
         """The directories called `name`, down to where something else hides the ones below."""
@@ -286,7 +288,9 @@ class _Changes:
 
     def _read(self, directory: int, name: str, status: os.stat_result) -> _Entry | None:
         if stat.S_ISLNK(status.st_mode):
-            return _Entry("120000", os.fsencode(os.readlink(name, dir_fd=directory)))
+            target = os.fsencode(os.readlink(name, dir_fd=directory))
+            # git has no binary form for links, and a patch is text: such a link is left out.
+            return _Entry("120000", target) if _is_utf8(target) else None
         if not stat.S_ISREG(status.st_mode) or status.st_size > _FILE_LIMIT_BYTES:
             return None
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

@@ -39,13 +39,20 @@ class Link:
                 received = wire.receive(self._sock)
             except BlockingIOError:
                 return
-            except ConnectionError:
+            except (ConnectionError, wire.BadMessageError):
                 received = None
-            if received is None:
+            if received is None or not self._understood(*received):
                 self.close()
                 self._on_end()
                 return
-            self._on_message(*received)
+
+    def _understood(self, message: wire.Message, fds: list[int]) -> bool:
+        """False for a message with parts of the wrong kind: a peer that was taken over is a lost one."""
+        try:
+            self._on_message(message, fds)
+        except (KeyError, TypeError, ValueError, IndexError):
+            return False
+        return True
 
     async def send(self, message: wire.Message, fds: tuple[int, ...] = ()) -> None:
         """Send, waiting while the peer's queue is full. Raises SandboxLostError when it is gone."""

@@ -17,6 +17,10 @@ _MAX_FDS = 16
 _MAX_BODY_BYTES = 256 << 20
 
 
+class BadMessageError(Exception):
+    """The peer sent what this module does not write."""
+
+
 def pair() -> tuple[socket.socket, socket.socket]:
     """Two connected ends."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -46,10 +50,22 @@ def send(sock: socket.socket, message: Message, fds: tuple[int, ...] = ()) -> No
 
 
 def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
-    """Receive one message; None at end of file. The descriptors belong to the caller."""
+    """Receive one message; None at end of file. The descriptors belong to the caller.
+
+    Raises BadMessageError: a peer inside a sandbox may be no longer ours."""
     body, fds = _recvmsg(sock)
     if not body:
         return None
+    try:
+        message = _decode(body, fds)
+    except (ValueError, IndexError, RecursionError, OSError) as error:
+        for fd in fds:
+            os.close(fd)
+        raise BadMessageError(str(error)) from error
+    return message, fds
+
+
+def _decode(body: bytes, fds: list[int]) -> Message:
     if body[:1] == b"F":
         fd = fds.pop(0)
         try:
@@ -57,7 +73,10 @@ def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
             body = b"F" + os.pread(fd, size, 0)
         finally:
             os.close(fd)
-    return cast(Message, json.loads(body[1:])), fds
+    message: object = json.loads(body[1:])
+    if not isinstance(message, dict):
+        raise ValueError("not an object")
+    return cast(Message, message)
 
 
 def _sendmsg(sock: socket.socket, body: bytes, fds: tuple[int, ...]) -> None:
