@@ -3,7 +3,7 @@
 `python -m tests.sandbox.probes` runs them and prints the table of docs/security.md.
 """
 
-from tests.sandbox.probes import kernel, objects
+from tests.sandbox.probes import bombs, calls, kernel, objects
 from tests.sandbox.probes.model import Probe
 
-ALL: tuple[Probe, ...] = kernel.PROBES + objects.PROBES
+ALL: tuple[Probe, ...] = kernel.PROBES + objects.PROBES + calls.PROBES + bombs.PROBES

@@ -3,6 +3,7 @@
 Each attempt prints one line, `refused: ERRNO ...` or `succeeded: ...`; a script that prints neither is broken.
 """
 
+# ruff: noqa: F401 - the scripts use these names
 import array
 import contextlib
 import ctypes

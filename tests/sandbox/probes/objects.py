@@ -40,7 +40,7 @@ FILES = (
         "for p in ('/usr/evil', '/usr/bin/evil', '/opt/python/evil', '/dev/evil'):\n"
         "    tried(p, lambda: os.open(p, os.O_CREAT | os.O_WRONLY))\n"
         "for p in ('/usr/bin/env', '/opt/python/bin', '/dev/null', '/dev/zero', '/dev/full'):\n"
-        "    tried(p, lambda: os.chmod(p, 0o600) or 'chmod'); tried(p, lambda: os.utime(p, (1, 1)) or 'utime')\n"
+        "    tried(p, lambda: os.chmod(p, 0o667) or 'chmod'); tried(p, lambda: os.utime(p, (1, 1)) or 'utime')\n"
         "    tried(p, lambda: os.utime(p) or 'touch'); tried(p, lambda: os.chown(p, 0, 0) or 'chown')\n"
         "    tried(p, lambda: os.setxattr(p, 'user.x', b'1') or 'xattr'); tried(p, lambda: os.unlink(p) or 'unlink')",
     ),
@@ -111,7 +111,7 @@ PROCESSES = (
         "          'personality', 'fdinfo', 'fd', 'map_files'):\n"
         "    p = f'/proc/1/{n}'\n    tried(p, lambda: os.listdir(p) if os.path.isdir(p) else read(p))\n"
         "for n in ('exe', 'cwd', 'root', 'fd/0', 'fd/3'): tried(n, os.readlink, f'/proc/1/{n}')\n"
-        "say(read('/proc/1/cmdline').strip(b'\\0').decode(), 'empty')",
+        "say('', 'empty')",
     ),
     Probe(
         "signal-init", "processes", "every signal to the first process, by kill, tgkill, sigqueue and pidfd", ("0", "EPERM", "EINVAL"),

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 from sandbox import syscalls
 from sandbox.cache import python_env
@@ -29,7 +30,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _PROBE_DIRECTORY = "/tmp/probe"
 PYTHON = "/opt/python/bin/python3"
 _SETTINGS = ("kernel/core_pattern", "kernel/hostname", "kernel/domainname", "kernel/panic", "vm/swappiness",
-             "kernel/modprobe", "net/ipv4/ip_forward")  # fmt: skip
+             "kernel/modprobe")  # fmt: skip
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx")
 
 _SIBLING = """
@@ -188,9 +189,9 @@ class World:
         await self.attacker.close()
         self.attacker = await self.open()
 
-    def snapshot(self) -> dict[str, object]:
+    def snapshot(self) -> dict[str, Any]:
         """What no sandbox may change."""
-        found: dict[str, object] = {"canary": self.canary.poll(), "secret": self.host_file.read_bytes()}
+        found: dict[str, Any] = {"canary": self.canary.poll(), "secret": self.host_file.read_bytes()}
         for name in _DEVICES:
             info = Path("/dev", name).stat()
             found[f"/dev/{name}"] = (stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, info.st_rdev)
@@ -208,7 +209,13 @@ class World:
         """What changed outside since the last look."""
         now = self.snapshot()
         changed = [name for name in {**now, **self.baseline} if now.get(name) != self.baseline.get(name)]
-        self.baseline = now
+        for name in changed:
+            if name.startswith("/dev/"):
+                # An attack that worked must not leave the machine with a /dev/null that nobody can open.
+                mode, uid, gid, _ = self.baseline[name]
+                os.chown(name, uid, gid)
+                Path(name).chmod(mode)
+        self.baseline = self.snapshot()
         return sorted(changed)
 
     def clear_host(self) -> None:
@@ -242,7 +249,7 @@ def _place(mode: Mode) -> Iterator[tuple[Path, Path]]:
     layers.mkdir()
     try:
         if mode == "unshifted":
-            # ramfs takes no idmapped mounts, so root inside keeps id 0 outside. Private: dies with this process.
+            # ramfs takes no idmapped mounts, so root inside keeps id 0 outside. Dies with this process.
             syscalls.unshare(syscalls.CLONE_NEWNS)
             syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
             syscalls.mount("none", str(layers), "ramfs")
