@@ -1,6 +1,6 @@
-"""Starting peers and waiting for their first output, on the event loop and with as little around it as can be.
+"""Starting peers and waiting for their first output, on the event loop, with little around it.
 
-`Command` is one run of a program whose first line must be `ok`; `ForkServer` asks a small process to fork. All
+`Command` is one run of a program whose first line must be `ok`; `ForkServer` asks a process to fork. Both
 raise `WrongResultError` when something else comes back: a wrong result is never timed.
 """
 
@@ -63,7 +63,12 @@ class Command:
         """Start it and wait for its line."""
         errors = os.memfd_create("stderr")
         process = subprocess.Popen(  # noqa: ASYNC220 - asyncio's own adds a watcher per child to what is timed
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, pass_fds=pass_fds, bufsize=0
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            pass_fds=pass_fds,
+            bufsize=0,
         )
         command = cls(process, errors)
         try:

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from benchmarks.systems import COMMAND, LIMITS, Base, Context, Started, program_
 from sandbox import syscalls
 
 _IMAGE = "sandbox-bench"
+_NPROC = 32_000
 _DAEMON_START_S = 60.0
 _DAEMON_STOP_S = 30.0
 _PATH = "/usr/bin:/usr/sbin:/bin:/sbin"
@@ -132,9 +134,16 @@ class Podman(Base):
     async def start(self) -> Started:
         limits = ["--memory", str(LIMITS.memory_bytes), "--pids-limit", str(LIMITS.pids)]
         return await Command.start(
-            [*self._base, "run", "--rm", "--network", "none", "--ulimit", "nofile=1024:1024", *limits,
+            [*self._base, "run", "--rm", "--network", "none", *_ulimits(), *limits,
              "--cgroup-parent", self.context.place.parent_of(self.name), _IMAGE, *COMMAND]
         )  # fmt: skip
+
+
+def _ulimits() -> list[str]:
+    """podman asks for more than root without CAP_SYS_RESOURCE may give, and crun then refuses."""
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    processes = _NPROC if hard == resource.RLIM_INFINITY else min(_NPROC, hard)
+    return ["--ulimit", "nofile=1024:1024", "--ulimit", f"nproc={processes}:{processes}"]
 
 
 class Docker(Base):
@@ -216,7 +225,10 @@ class EngineError(Exception):
 
 async def _call(argv: list[str]) -> None:
     process = await asyncio.create_subprocess_exec(
-        *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
     output, _ = await process.communicate()
     if process.returncode:

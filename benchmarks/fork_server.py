@@ -1,4 +1,4 @@
-"""A fork server that does the least any sandbox of namespaces must: the floor that start times are held against.
+"""A fork server that does the least any sandbox of namespaces must: the floor for start times.
 
 Run as `python -I -S fork_server.py CONTROL_FD FLAGS REPOSITORY`, as small as the sandbox's own helper. For
 each request (a descriptor to write to) it clones with FLAGS, writes the identity maps, and the child becomes
@@ -36,7 +36,7 @@ def start(output: int) -> int:
             os._exit(1)
         namespaces.become_root_inside(shifted=True)
         become_bash(output)
-    namespaces.write_maps(pid, shifted=True)
+    namespaces.write_maps(pid, base=namespaces.SHIFT_BASE)
     os.write(wait_write, b"g")
     os.close(wait_read)
     os.close(wait_write)

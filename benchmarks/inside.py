@@ -1,6 +1,6 @@
 """What a sandbox costs once it is open: a command in a session, and memory of many idle ones.
 
-Memory is told three ways: pages of its processes that nobody shares (smaps_rollup), what its cgroup is charged
+Memory is told three ways: unshared pages of its processes (smaps_rollup), what its cgroup is charged
 with (shared files that it touched first included), and how much less memory the machine has per sandbox, the
 kernel's own structures included.
 """

@@ -111,14 +111,18 @@ def targets(results: Sequence[Result], extra: dict[str, Any]) -> list[Target]:
             found.append(_at_least(f"start: {ours} faster than {peer}", need, theirs, mine, why))
         floor = _median(by_name.get(FLOOR), "start_ms")
         bound = 2.5 if ours == COLD else 1.3
-        found.append(_at_most(f"start: {ours} against the floor", bound, mine, floor, _why(by_name, ours, FLOOR)))
+        found.append(
+            _at_most(f"start: {ours} against the floor", bound, mine, floor, _why(by_name, ours, FLOOR))
+        )
     cold, teardown = (_median(by_name.get(COLD), name) for name in ("start_ms", "teardown_ms"))
     found.append(_at_most("teardown against a cold start", 0.5, teardown, cold, _why(by_name, COLD)))
     for count in (32, 128):
         for ours in (COLD, POOL):
             found.append(_rate_target(by_name, ours, count))
     paper, mine = (_median(by_name.get(name), "cpu_ms") for name in (PAPER, COLD))
-    found.append(_at_least("CPU per start, less than the paper's", 1000, paper, mine, _why(by_name, COLD, PAPER)))
+    found.append(
+        _at_least("CPU per start, less than the paper's", 1000, paper, mine, _why(by_name, COLD, PAPER))
+    )
     return found + _extra_targets(extra)
 
 

@@ -42,11 +42,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Command line; exits with 2 when it is wrong."""
     parser = argparse.ArgumentParser(prog="python benchmarks/sandbox.py", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a minute or two instead of about ten")
-    parser.add_argument("--only", action="append", choices=NAMES, metavar="NAME", help=f"of {', '.join(NAMES)}")
+    parser.add_argument(
+        "--only", action="append", choices=NAMES, metavar="NAME", help=f"of {', '.join(NAMES)}"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write everything as JSON")
     parser.add_argument("--live", type=int, metavar="N", help="idle sandboxes open together (50 or 200)")
     parser.add_argument("--rounds", type=int, metavar="N", help="starts of each system, one at a time")
-    parser.add_argument("--work", type=Path, metavar="DIR", help="where to work (default: temporary directory)")
+    parser.add_argument(
+        "--work", type=Path, metavar="DIR", help="where to work (default: temporary directory)"
+    )
     parser.add_argument(
         "--fixture", type=Path, default=_FIXTURE, metavar="DIR", help="kept environment (.cache/benchmarks)"
     )

@@ -188,7 +188,7 @@ class MiniPool(Mini):
 
 class Bwrap(Base):
     name = "bwrap"
-    what = "bubblewrap --unshare-all, our seccomp filter, no capabilities; root bound read-only + tmpfs; no cgroup"
+    what = "bubblewrap --unshare-all, our seccomp filter, no capabilities; read-only root + tmpfs; no cgroup"
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
