@@ -140,6 +140,7 @@ class ForkServer:
             asyncio.get_running_loop().remove_reader(self._sock)
             for future in self._exits.values():
                 future.set_exception(WrongResultError("the fork server ended"))
+                future.exception()  # not every waiter is still there
             self._exits.clear()
             return
         self._exits.pop(received[0]["exit"]).set_result(received[0]["status"])
