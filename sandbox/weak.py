@@ -38,7 +38,8 @@ LACKS: Mapping[Need, str] = {
     "limits": "memory is limited per process only; disk use is looked at twice a second; without root the "
     "process limit counts all processes of the user",
     "network": "no sockets at all but socket pairs, so no loopback for test suites that start servers",
-    "processes": "command lines of all processes of the machine are visible",
+    "processes": "command lines of all processes of the machine are visible, and how many descriptors "
+    "this user's processes have open",
 }
 LOSSES: tuple[str, ...] = (
     *LACKS.values(),

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from typing import NoReturn
 
 from sandbox import (
     copies,
@@ -44,6 +45,8 @@ _DEVICES = ("null", "zero", "full", "random", "urandom")
 def main() -> None:
     """Entry: argv is SOCKET_FD LIFE_FD OWNER_PID."""
     sock, life, owner = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
+    for fd in (sock.fileno(), life):
+        os.set_inheritable(fd, False)  # they came by inheritance and must go no further
     owner_fd = os.pidfd_open(owner)
     if os.getppid() != owner:
         return
@@ -226,8 +229,9 @@ class Supervisor:
             os.setgroups([])
             os.setresgid(self._uid, self._uid, self._uid)
             os.setresuid(self._uid, self._uid, self._uid)
-        # After the ids, which clear it, prctl(2).
-        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        # After the ids, which clear it, prctl(2). Not SIGKILL: then it has to end the others.
+        signal.signal(signal.SIGTERM, _end)
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)
         syscalls.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         os.umask(0o022)
         limits = self._request["limits"]
@@ -259,6 +263,10 @@ class Supervisor:
             except ChildProcessError:
                 return
             time.sleep(0.002)
+
+
+def _end(_number: int, _frame: object) -> NoReturn:
+    sys.exit(1)
 
 
 def _prefer_as_victim() -> None:
