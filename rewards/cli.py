@@ -111,7 +111,10 @@ def _tasks() -> AbstractAsyncContextManager[Tasks]:
     found = [point for dist in metadata.distributions() for point in dist.entry_points.select(group=GROUP)]
     if not found:
         raise UnusableError(f"no entry point in {GROUP} can open sandboxes; run: pip install -e .")
-    factory: Any = found[0].load()
+    try:
+        factory: Any = found[0].load()
+    except ImportError as error:
+        raise UnusableError(f"{found[0].value} cannot be imported: {error}") from error
     return cast(AbstractAsyncContextManager[Tasks], factory())
 
 

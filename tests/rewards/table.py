@@ -81,15 +81,17 @@ def table(outcomes: Sequence[Outcome]) -> str:
     for outcome in outcomes:
         kinds[outcome[0].split(": ", 1)[0]].append(outcome)
     lines = [
-        "| kind | attacks | gradings | reward 0 | reward 1 | stopped by |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| kind | attacks | gradings | reward 0 | reward 1 | not judged | stopped by |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for kind, group in kinds.items():
-        how = Counter(stopped for _, _, stopped, _ in group if stopped != "REWARD")
+        how = Counter(stopped for _, _, stopped, _ in group if stopped not in ("REWARD", "ERROR"))
         names = len({name for name, _, _, _ in group})
         earned = sum(stopped == "REWARD" for _, _, stopped, _ in group)
         text = ", ".join(f"{key} {count}" for key, count in how.most_common())
-        lines.append(f"| {kind} | {names} | {len(group)} | {len(group) - earned} | {earned} | {text} |")
+        unjudged = sum(stopped == "ERROR" for _, _, stopped, _ in group)
+        nothing = len(group) - earned - unjudged
+        lines.append(f"| {kind} | {names} | {len(group)} | {nothing} | {earned} | {unjudged} | {text} |")
     return "\n".join(lines)
 
 
