@@ -1,5 +1,7 @@
 """Probes that take what is shared, judged by a neighbour and by the host: bombs of every kind."""
 
+# ruff: noqa: E501 - scripts as data
+
 import asyncio
 import ctypes
 import os
@@ -8,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from sandbox.errors import SandboxError
 from sandbox.types import MIB, Limits
 from tests.sandbox.probes.model import Probe, Verdict, refused, succeeded
 from tests.sandbox.probes.world import World
@@ -28,11 +31,15 @@ def _host_memory_bytes() -> int:
 async def _neighbour(world: World) -> Verdict | None:
     """A success of the attack if the sibling no longer works as before."""
     started = time.monotonic()
-    result = await world.sibling.exec(["sh", "-c", "echo x > /tmp/n && cat /tmp/n"], timeout_s=30)
-    took = time.monotonic() - started
-    if result.output != b"x\n" or took > _SLOW_S:
-        return succeeded(f"the sibling: {result.output!r} after {took:.1f} s")
-    await world.sibling.read_file("/etc/passwd")
+    try:
+        result = await world.sibling.exec(["sh", "-c", "echo x > /tmp/n && cat /tmp/n"], timeout_s=30)
+        took = time.monotonic() - started
+        if result.output != b"x\n" or took > _SLOW_S:
+            return succeeded(f"the sibling: {result.output!r} after {took:.1f} s")
+        await world.sibling.read_file("/etc/passwd")
+    except SandboxError as error:
+        await world.renew_sibling()
+        return succeeded(f"the sibling was lost: {error}")
     async with asyncio.timeout(30):
         async with await world.open() as fresh:
             if (await fresh.exec(["echo", "on"], timeout_s=30)).output != b"on\n":
@@ -54,10 +61,14 @@ def bomb(
             task = asyncio.ensure_future(
                 world.run(script + "\nprint('READY', flush=True); time.sleep(60)", sandbox, timeout_s=4)
             )
-            await asyncio.sleep(2)
-            trouble = await _neighbour(world)
-            lost = before - _host_memory_bytes()
-            broken = host() if host else ""
+            trouble: Verdict | None = None
+            broken, lost = "", 0
+            # The bomb needs time to grow: look again and again while it lives.
+            while not task.done() and not trouble and not broken:
+                await asyncio.sleep(0.3)
+                trouble = await _neighbour(world)
+                lost = max(lost, before - _host_memory_bytes())
+                broken = host() if host else ""
             result = await task
             if trouble:
                 return trouble
@@ -124,6 +135,8 @@ for _ in range(400):
             while True: total += e.send(b)
 print(total)
 """
+
+# ruff: noqa: E501
 _IN_FLIGHT = """
 keep = []; n = 0; f = os.open('/dev/null', os.O_RDONLY)
 try:

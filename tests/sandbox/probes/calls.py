@@ -1,5 +1,7 @@
 """Probes of the calls the owner makes: files read and written, patches, hostile replies, odd layers."""
 
+# ruff: noqa: E501 - scripts as data
+
 import asyncio
 import os
 import shutil
@@ -25,6 +27,8 @@ while True:
         with contextlib.suppress(OSError):
             os.symlink(target, '/race/new'); os.rename('/race/new', '/race/link')
 """
+
+# ruff: noqa: E501
 _TARGETS = "'/race/good', HOST_DIRECTORY, '/proc/1/root' + HOST_DIRECTORY, '/proc/self/root', '../../../..' + HOST_DIRECTORY"
 
 
@@ -57,7 +61,7 @@ async def _write_race(world: World) -> Verdict:
                     written += 1
                 except OSError:
                     continue
-    evil = [path for path in world.directory.rglob("evil*")]
+    evil = list(world.directory.rglob("evil*"))
     return succeeded(f"written outside: {evil}") if evil else refused(f"{written} writes, all inside")
 
 

@@ -1,5 +1,7 @@
 """Probes of single system calls: mounts, privileges, namespaces, kernel objects. Data only."""
 
+# ruff: noqa: E501 - scripts as data
+
 from tests.sandbox.probes.model import Probe
 
 _NO = ("EPERM", "ENOSYS")

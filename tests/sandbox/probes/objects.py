@@ -1,5 +1,7 @@
 """Probes of things that can be named or opened: files, processes, devices, /proc, sockets, IPC. Data only."""
 
+# ruff: noqa: E501 - scripts as data
+
 from tests.sandbox.probes.model import Probe
 
 _GONE = ("ENOENT", "ENOTDIR", "ESRCH")

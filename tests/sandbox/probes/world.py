@@ -23,7 +23,7 @@ from sandbox import syscalls
 from sandbox.cache import python_env
 from sandbox.errors import SandboxError
 from sandbox.mini import MiniBackend
-from sandbox.types import MIB, BindMount, ExecResult, Limits, Sandbox, SandboxSpec
+from sandbox.types import MIB, BindMount, ExecResult, Limits, Sandbox, SandboxSpec, Session
 from tests.sandbox.probes.model import Mode
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -64,6 +64,7 @@ class World:
         self.facts: dict[str, str | int] = {}
         self.layer = spec.layers[0]
         self._keep: list[socket.socket] = []
+        self._sibling_session: Session | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def token(self) -> str:
@@ -76,6 +77,13 @@ class World:
         """Host side, then both sandboxes."""
         self._host()
         self.attacker = await self.open()
+        await self.renew_sibling()
+        self.baseline = self.snapshot()
+
+    async def renew_sibling(self) -> None:
+        """A new neighbour, full of secrets."""
+        if self._sibling_session is not None:
+            await self.sibling.close()
         self.sibling = await self.open()
         self._sibling_session = await self.sibling.open_session()
         await self.sibling.write_file(
@@ -85,7 +93,6 @@ class World:
         result = await self._sibling_session.run(script, timeout_s=30)
         if result.exit_status != 0:
             raise RuntimeError(f"the sibling did not start: {result}")
-        self.baseline = self.snapshot()
 
     def _host(self) -> None:
         self.host_file = self.directory / "host-secret"
