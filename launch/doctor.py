@@ -21,6 +21,7 @@ from rich.table import Table
 from launch.exit_codes import FAILED, OK, UNUSABLE_MACHINE
 from sandbox import conformance
 from sandbox.errors import SandboxError
+from sandbox.fallback import report_of
 from sandbox.mini import MiniBackend
 from sandbox.probe import Finding, probe
 from sandbox.types import SandboxSpec
@@ -81,6 +82,8 @@ def _say_what_is_used(console: Console, backend: MiniBackend) -> None:
     limits = f"cgroup {facts['cgroup_version']} ({', '.join(controllers)})" if controllers else "rlimits only"
     who = "root" if os.geteuid() == 0 else "an ordinary user"
     console.print(f"Running as {who}: {ids}; limits by {limits}.", markup=False)
+    for line in report_of(backend).lines():
+        console.print(line, markup=False)
 
 
 async def _time_to_first_command(backend: MiniBackend) -> float:

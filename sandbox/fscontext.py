@@ -4,6 +4,7 @@ Unlike mount(2) it takes a file for a source where the kernel does, and says in 
 """
 
 import ctypes
+import errno
 import os
 
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
@@ -26,6 +27,20 @@ def mount_read_only(kind: str, source: str) -> int:
         raise OSError(error.errno, _log(context) or error.strerror) from error
     finally:
         os.close(context)
+
+
+def openable(kinds: tuple[str, ...]) -> list[str]:
+    """Those file systems that this process may begin to mount; OSError when that is none."""
+    found: list[str] = []
+    for kind in kinds:
+        try:
+            os.close(_call(_FSOPEN, kind.encode(), ctypes.c_uint(_CLOSE_ON_EXEC)))
+            found.append(kind)
+        except OSError:
+            continue  # not in this kernel, or not for us
+    if not found:
+        raise OSError(errno.ENODEV, f"none of {', '.join(kinds)}")
+    return found
 
 
 def _configure(context: int, command: int, key: bytes | None, value: bytes | None) -> None:

@@ -4,6 +4,7 @@ Never concludes from a version. `probe()` is for callers; run as `main` in a lig
 tries each facility in a forked process of its own and prints JSON. `launch/doctor.py` shows the result.
 """
 
+import errno
 import json
 import os
 import platform
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from sandbox import cgroup, namespaces, seccomp, syscalls
+from sandbox import cgroup, fscontext, landlock, namespaces, seccomp, syscalls
 
 _CHILD = "import sys; sys.path.insert(0, sys.argv.pop()); from sandbox.probe import main; main()"
 _TIMEOUT_S = 60.0
@@ -107,6 +108,8 @@ def main() -> None:
         _try("seccomp", True, "system-call filter", "a kernel with CONFIG_SECCOMP_FILTER", _filter),
         _idmapped(directory) if root else _not_root(),
         _cgroups(),
+        _try("image layers", False, _IMAGES_USE, _IMAGES_FIX, _images),
+        _try("landlock", False, _LANDLOCK_USE, _LANDLOCK_FIX, _landlock),
     )
     sys.stdout.write(json.dumps([[f.name, f.ok, f.required, f.detail, f.use, f.fix] for f in tries]))
 
@@ -115,6 +118,24 @@ _PROC_FIX = (
     "a fully visible /proc: in a container run it with --security-opt systempaths=unconfined (docker) or "
     "--security-opt unmask=ALL (podman)"
 )
+
+
+_IMAGES_USE = "squashfs and erofs images as layers; without, layers are directories (sandbox.unpack)"
+_IMAGES_FIX = "run as root with the kernel's squashfs and erofs and /dev/loop-control"
+_LANDLOCK_USE = "the weaker mode for machines without user namespaces, only where it is asked for"
+_LANDLOCK_FIX = "a kernel of 6.12 or later with landlock in its lsm= list"
+
+
+def _images() -> str:
+    os.close(os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC))
+    return ", ".join(fscontext.openable(("erofs", "squashfs")))
+
+
+def _landlock() -> str:
+    version = landlock.abi()
+    if version < landlock.SCOPE_ABI:
+        raise OSError(errno.EOPNOTSUPP, f"version {version}; {landlock.SCOPE_ABI} keeps signals inside")
+    return f"version {version}"
 
 
 def _try(name: str, required: bool, use: str, fix: str, attempt: Callable[[], str]) -> Finding:
@@ -256,7 +277,7 @@ def _cgroups() -> Finding:
     except OSError as error:
         return Finding("cgroups", False, False, str(error), lost, fix)
     try:
-        ok = groups.controllers == ("memory", "pids")
+        ok = {"memory", "pids"} <= set(groups.controllers)
         return Finding(
             "cgroups", ok, False, f"{groups.version}: {', '.join(groups.controllers) or 'none'}", lost, fix
         )
