@@ -142,7 +142,8 @@ class Cgroups:
         wanted = [c for c in _LIMITING if c not in self.bases]
         try:
             with open(os.path.join(parent, "cgroup.controllers"), encoding="utf-8") as file:
-                usable = [c for c in wanted if c in file.read().split()]
+                offered = file.read().split()
+            usable = [c for c in wanted if c in offered]
             if not usable:
                 return False
             switch = " ".join("+" + c for c in usable)
@@ -180,10 +181,17 @@ class Cgroups:
             value = str(memory_bytes)
             syscalls.write_setting(os.path.join(path, limit), value)
             # memory + swap may not be lower than memory, so it comes second.
+        self._set_if_there(os.path.join(path, swap), value)
+        if self.bases["memory"] != self._v2:
+            # v1 does not count the buffers of sockets as memory.
+            self._set_if_there(os.path.join(path, "memory.kmem.tcp.limit_in_bytes"), str(memory_bytes // 4))
+
+    @staticmethod
+    def _set_if_there(path: str, value: str) -> None:
         try:
-            syscalls.write_setting(os.path.join(path, swap), value)
+            syscalls.write_setting(path, value)
         except FileNotFoundError:
-            return  # a kernel that does not count swap
+            return  # a kernel built without it
 
     def _weigh(self, path: str, weight: int) -> None:
         if self.bases["cpu"] == self._v2:
@@ -212,6 +220,16 @@ class Cgroups:
         """Controller -> directory of one sandbox, for `read_usage`; `cpuacct` is v2's where that counts."""
         bases = {**self.bases, **({"cpuacct": self._v2} if self._v2 and "cpuacct" not in self.bases else {})}
         return {controller: os.path.join(base, name) for controller, base in bases.items()}
+
+    def why_killed(self, name: str) -> str:
+        """What to say of a sandbox that ended: that the kernel ran out of its memory, or ''."""
+        if "memory" not in self.bases:
+            return ""
+        path = os.path.join(self.bases["memory"], name)
+        file = "memory.events" if self.bases["memory"] == self._v2 else "memory.oom_control"
+        with open(os.path.join(path, file), encoding="ascii") as lines:
+            killed = any(line.startswith("oom_kill ") and line.split()[1] != "0" for line in lines)
+        return "the sandbox ran out of the memory it may use" if killed else ""
 
     def remove(self, name: str) -> None:
         """Remove the directories of one sandbox, whose processes are gone."""
