@@ -6,6 +6,7 @@ interprets what programs print: exit statuses come from waitpid(2).
 """
 
 import errno
+import json
 import os
 import select
 import signal
@@ -14,9 +15,11 @@ import stat
 import time
 
 from sandbox import process, syscalls, terminal, wire
+from sandbox.jobs_inside import Spawned
 
 _INTERRUPT = signal.SIGUSR1
 _KILL_PASSES = 25
+_DYING_S = 5.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 _RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD)
 
@@ -29,6 +32,7 @@ class Init:
         self._children: dict[int, int] = {}
         """pid -> the owner's id for it."""
         self._pids: dict[int, int] = {}
+        self._spawned = Spawned()
         self._stopped: set[int] = set()
         self._root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._proc_device = os.stat("/proc").st_dev
@@ -61,6 +65,10 @@ class Init:
                     self._spawn(message, fds)
                 case "kill":
                     self._kill(message)
+                case "signal":
+                    self._signal(message)
+                case "jobs":
+                    self._jobs(message)
                 case "read":
                     self._read_file(message)
                 case "terminal":
@@ -111,6 +119,7 @@ class Init:
                 pid = _posix_spawn(argv, env, actions)
                 self._children[pid] = child
                 self._pids[child] = pid
+                self._spawned.add(pid, child)
                 return
             except OSError as error:
                 problem = (127 if error.errno == errno.ENOENT else 126, f"{argv[0]}: {error.strerror}")
@@ -137,16 +146,44 @@ class Init:
             os.kill(pid, _INTERRUPT)
         else:
             os.kill(pid, signal.SIGKILL)
-        elapsed: float = message["elapsed_s"]
-        since = int((time.clock_gettime(time.CLOCK_BOOTTIME) - elapsed) * _TICKS) - 1
-        self._kill_tree(pid, since)
+        self._kill_tree(pid, _tick(message["since_s"]))
         wire.send(self._sock, {"killed": message["id"], "cwd": cwd})
 
+    def _signal(self, message: wire.Message) -> None:
+        """Send one signal to a shell and another to what it started, as a terminal does on Ctrl-C."""
+        pid = self._pids.get(message["id"])
+        if pid is None:
+            return
+        victims: list[int] = []
+        if message["tree"]:
+            victims = _started_since(pid, _tick(message["since_s"]), spare=set(self._children))
+        # The shell first: it must know before the command it waits for has died.
+        for victim, number in [(pid, message["shell"])] + [(each, message["tree"]) for each in victims]:
+            try:
+                if number:
+                    os.kill(victim, number)
+            except ProcessLookupError:
+                continue
+
+    def _jobs(self, message: wire.Message) -> None:
+        before = None if message["since_s"] is None else _tick(message["since_s"])
+        fd = wire.memory_file(json.dumps(self._spawned.jobs(set(message["shells"]), before)).encode())
+        try:
+            wire.send(self._sock, {"reply": message["id"]}, (fd,))
+        finally:
+            os.close(fd)
+
     def _kill_tree(self, pid: int, since: int) -> None:
-        for _ in range(_KILL_PASSES):
+        killed: set[int] = set()
+        deadline = time.monotonic() + _DYING_S
+        passes = 0
+        while passes < _KILL_PASSES:
             victims = _started_since(pid, since, spare=set(self._children))
-            if not victims:
+            if not victims or (killed.issuperset(victims) and time.monotonic() > deadline):
                 return
+            # On a busy machine the killed need a while to die; only new ones tell that it forks on.
+            passes += not killed.issuperset(victims)
+            killed.update(victims)
             for victim in victims:
                 try:
                     os.kill(victim, signal.SIGKILL)
@@ -267,6 +304,11 @@ def _others() -> list[int]:
     return found
 
 
+def _tick(since_s: float) -> int:
+    """A time of CLOCK_BOOTTIME in clock ticks, as /proc/PID/stat counts."""
+    return int(since_s * _TICKS)
+
+
 def _number(error: OSError | ValueError) -> int:
     """Error number to report; a text that cannot be a path is an invalid argument."""
     return (error.errno or errno.EIO) if isinstance(error, OSError) else errno.EINVAL
@@ -336,9 +378,8 @@ def _started_since(root: int, since: int, *, spare: set[int]) -> list[int]:
             children.setdefault(int(fields[1]), []).append(int(name))
             started[int(name)] = int(fields[19])
     queue = [pid for pid in children.get(root, []) if started[pid] >= since]
-    queue += [
-        pid for pid in children.get(os.getpid(), []) if started[pid] >= since and pid not in spare and pid != root
-    ]
+    orphans = children.get(os.getpid(), [])
+    queue += [pid for pid in orphans if started[pid] >= since and pid not in spare and pid != root]
     victims: list[int] = []
     while queue:
         pid = queue.pop()

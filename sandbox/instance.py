@@ -6,6 +6,7 @@ Talks to `sandbox.init` over the sandbox's own socket; the helper is asked only 
 
 import asyncio
 import itertools
+import json
 import os
 import socket
 import time
@@ -17,10 +18,10 @@ from typing import TYPE_CHECKING, Self
 from sandbox import diff, gc, wire
 from sandbox.errors import SandboxLostError, SandboxStartError
 from sandbox.link import Link
-from sandbox.output import Collector, PipeReader
+from sandbox.output import Collector, PipeReader, exec_result
 from sandbox.proxy import NetworkProxy, Refusal, environment, uses_proxy
 from sandbox.session import MiniSession
-from sandbox.types import MIB, ExecResult, Limits, SandboxSpec, Usage
+from sandbox.types import MIB, ExecResult, Job, Limits, SandboxSpec, Usage
 from sandbox.usage import read_usage
 from sandbox.watch import Watch
 
@@ -222,15 +223,37 @@ class MiniSandbox:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._kills[child] = done
-        await self._link.send({"op": "kill", "id": child, "elapsed_s": elapsed_s, "shell": shell})
+        await self._link.send({"op": "kill", "id": child, "since_s": _ago(elapsed_s), "shell": shell})
         waiting = {done, self._exits.get(child, done)}
         await asyncio.wait(waiting, timeout=_KILL_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+
+    async def signal(self, child: int, elapsed_s: float, *, shell: int | None, tree: int | None) -> None:
+        """Send a signal to `child`, and one to what it started in the last `elapsed_s`."""
+        if child in self._exits:
+            await self._link.send(
+                {
+                    "op": "signal",
+                    "id": child,
+                    "since_s": _ago(elapsed_s),
+                    "shell": shell or 0,
+                    "tree": tree or 0,
+                }
+            )
+
+    async def jobs(self, shells: list[int], elapsed_s: float | None) -> tuple[Job, ...]:
+        """What the shells left running, but for what started in the last `elapsed_s`."""
+        since_s = None if elapsed_s is None else _ago(elapsed_s)
+        fd = await self._ask({"op": "jobs", "shells": shells, "since_s": since_s})
+        if fd is None:
+            raise SandboxLostError("no descriptor came back")
+        with open(fd, "rb") as file:
+            return tuple(Job(int(pid), str(command)) for pid, command in json.load(file))
 
     def kill_soon(self, child: int, *, elapsed_s: float) -> None:
         """`kill` from where nothing can be awaited (cancellation)."""
         if not self._link.closed and child in self._exits:
             try:
-                self._link.send_now({"op": "kill", "id": child, "elapsed_s": elapsed_s, "shell": False})
+                self._link.send_now({"op": "kill", "id": child, "since_s": _ago(elapsed_s), "shell": False})
             except (BlockingIOError, SandboxLostError):
                 self._helper.request_close(self._name)  # it does not listen: end all of it
 
@@ -284,14 +307,7 @@ class MiniSandbox:
             pipe.close()
             for fd in set(theirs):
                 os.close(fd)
-        output, truncated = collector.result()
-        return ExecResult(
-            output=output,
-            exit_status=None if timed_out else status,
-            timed_out=timed_out,
-            truncated=truncated,
-            duration_s=time.monotonic() - started,
-        )
+        return exec_result(collector, status=None if timed_out else status, started=started)
 
     async def open_session(self) -> MiniSession:
         """See `sandbox.types.Sandbox.open_session`."""
@@ -356,7 +372,7 @@ class MiniSandbox:
         try:
             await self._ask({"op": "pause"})
             try:
-                return await self._backend.open(self._spec, copy_of=area)
+                return await self._backend.open_from(self._spec, origin=self._name, area=area)
             finally:
                 await self._ask({"op": "resume"})
         finally:
@@ -391,3 +407,8 @@ class MiniSandbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _ago(elapsed_s: float) -> float:
+    """The time on CLOCK_BOOTTIME, which starts of processes are counted on, that long ago."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - elapsed_s
