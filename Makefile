@@ -15,7 +15,7 @@ SETUP := $(VENV)/.setup-done
 RECIPE ?= cpu_demo
 ARGS ?=
 
-.PHONY: help setup doctor prepare policy demo test test-slow lint format lock clean clean-all
+.PHONY: help setup doctor prepare policy demo test test-slow bench lint format lock clean clean-all
 
 help: ## this list
 	@echo "usage: make TARGET"; echo
@@ -59,6 +59,9 @@ test-slow: $(SETUP) ## the slow tests too
 	@$(PY) launch/prepare.py
 	@$(PY) launch/make_policy.py
 	@$(PY) -m pytest $(ARGS)
+
+bench: $(SETUP) ## sandboxes against podman, crun, bubblewrap, Docker and the paper's way (root; ~10 min; ARGS=--quick)
+	@$(PY) benchmarks/sandbox.py $(ARGS)
 
 lint: $(SETUP) ## ruff, pyright, import rules
 	@$(VENV)/bin/ruff check .

@@ -154,7 +154,9 @@ class Docker(Base):
         super().__init__(context)
         self._home = context.place.work / "docker"
         self._daemon: subprocess.Popen[bytes] | None = None
-        self._base = [find("docker"), "--host", f"unix://{self._home}/socket"]
+        # A configuration of its own: the user's settings and contexts are not ours.
+        self._base = [find("docker"), "--config", str(self._home / "client"), "--host"]
+        self._base.append(f"unix://{self._home}/socket")
 
     def missing(self) -> str:
         absent = [program for program in ("dockerd", "docker") if not find(program)]
@@ -166,7 +168,6 @@ class Docker(Base):
     async def __aenter__(self) -> Self:
         self._home.mkdir()
         (self._home / "client").mkdir()
-        os.environ["DOCKER_CONFIG"] = str(self._home / "client")  # the user's own settings are not ours
         argv = [
             find("dockerd"), "--data-root", str(self._home / "data"), "--exec-root", str(self._home / "exec"),
             "--pidfile", str(self._home / "pid"), "--host", f"unix://{self._home}/socket", "--iptables=false",

@@ -173,12 +173,14 @@ def systems_table(results: Sequence[Result]) -> Table:
     table = Table(title="Start to first command", title_justify="left")
     headings = ["system", "median ms", "p90", "n", "against podman", "teardown ms", "CPU ms/start"]
     for heading in headings + [f"per s, {count} at once" for count in counts]:
-        table.add_column(heading, justify="left" if heading == "system" else "right")
+        table.add_column(
+            heading, justify="left" if heading == "system" else "right", no_wrap=heading == "system"
+        )
     podman = _median(by_name.get(PODMAN), "start_ms")
     for result in results:
         if result.missing:
-            table.add_row(result.name, f"[yellow]{result.missing}")
-            continue
+            table.add_row(result.name, "[yellow]not measured")
+            continue  # the reason is too long for a cell and stands below
         start = summarize(result.start_ms)
         figures = ["-"] * 4
         if start:

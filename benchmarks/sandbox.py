@@ -174,6 +174,8 @@ def _show(results: list[report.Result], extra: dict[str, Any], console: Console)
     console.print(report.systems_table(results))
     for result in results:
         console.print(f"{result.name}: {result.what} {result.version}", markup=False, highlight=False)
+        if result.missing:
+            console.print(f"  not measured: {result.missing}", markup=False, highlight=False)
         for note in result.notes[:5]:
             console.print(f"  {note}", markup=False, highlight=False)
     for name in ("machine", "environment", "load_before", "load_after", "session", "memory"):
