@@ -1,14 +1,22 @@
 """What every backend must do: small checks over the `Backend` protocol, run by the tests and the doctor.
 
 Each check takes an entered backend, opens its own sandboxes and raises `ConformanceError` with what was
-wrong. The checks are in `sandbox.conformance_exec`, `_session`, `_files` and `_walls`. A backend that offers
-less says so in its attribute `lacks`; checks that need it are then reported as not run, never as passed.
+wrong. The checks are in `sandbox.conformance_exec`, `_session`, `_tamper`, `_control`, `_files` and `_walls`.
+A backend that offers less says so in its attribute `lacks`; checks that need it are then reported as not run,
+never as passed.
 """
 
 import asyncio
 from dataclasses import dataclass
 
-from sandbox import conformance_exec, conformance_files, conformance_session, conformance_walls
+from sandbox import (
+    conformance_control,
+    conformance_exec,
+    conformance_files,
+    conformance_session,
+    conformance_tamper,
+    conformance_walls,
+)
 from sandbox.conformance_base import Check, ConformanceError, Need
 from sandbox.types import Backend
 
@@ -25,6 +33,17 @@ CHECKS: tuple[Check, ...] = (
     conformance_session.session_survives_timeout,
     conformance_session.session_ignores_late_output,
     conformance_session.cancelled_run_is_over,
+    conformance_tamper.spoiled_shells_are_replaced,
+    conformance_tamper.skipped_commands_never_succeed,
+    conformance_tamper.spoiled_shells_that_hang_time_out,
+    conformance_tamper.reports_cannot_be_forged_blindly,
+    conformance_tamper.tampering_keeps_state_where_possible,
+    conformance_control.interrupt_ends_the_command_only,
+    conformance_control.interrupt_is_repeated,
+    conformance_control.jobs_are_listed,
+    conformance_control.output_goes_to_a_file,
+    conformance_control.many_sessions_at_once,
+    conformance_control.what_broke_other_sessions,
     conformance_files.files_are_regular_and_inside,
     conformance_files.diff_is_a_git_patch,
     conformance_files.layers_are_shared_unchanged,

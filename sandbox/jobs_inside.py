@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sandbox import process
 
 _REMEMBERED = 4096
+_NOBODY = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,13 @@ class Spawned:
         for pid, each in seen.items():
             if pid == os.getpid() or pid in self._children or (before is not None and each.started >= before):
                 continue
-            owner = self._owner(pid, seen)
-            if owner is None or owner in shells:
+            if self._owner(pid, seen) in shells | {_NOBODY}:
                 found.append((each.started, pid))
         return [(pid, _command_line(pid)) for _, pid in sorted(found)]
 
     def _owner(self, pid: int, seen: dict[int, _Process]) -> int | None:
-        """Id of what it descends from or whose process session it is in; None for a daemon."""
+        """Id of what it descends from or whose process session it is in, _NOBODY for a daemon; None for what
+        lives outside, in a mode without a pid namespace."""
         at = pid
         while at in seen:
             if at in self._children:
@@ -61,6 +62,8 @@ class Spawned:
             if seen[at].leader in self._children:
                 return self._children[seen[at].leader]
             at = seen[at].parent
+            if at == os.getpid():
+                return _NOBODY
         return None
 
 

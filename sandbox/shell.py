@@ -31,9 +31,11 @@ STATE_LIMIT_BYTES = 2 << 20
 _REPORT_LIMIT_BYTES = 16 << 10
 """A report is a status and a directory, whose path has at most 4,096 bytes."""
 _BEGUN = "1"
+_SKIPS = 2000
 
 END_UNWINDING = (
-    b"\\builtin trap - DEBUG __sandbox_ 2>/dev/null; \\builtin shopt -u extdebug; \\builtin set +T"
+    b"\\builtin trap - DEBUG __sandbox_ 2>/dev/null; \\builtin shopt -u extdebug; \\builtin set +T; "
+    b"\\builtin unset -v __sandbox_skips"
 )
 """A command that ends the effect of USR2; its text spares it from being skipped."""
 
@@ -63,14 +65,16 @@ def _prelude(secret: str) -> str:
     command it precedes, bash(1), all but our own. Nothing in that trap may fork: it is inherited by every
     subshell, so one that forks never ends."""
     # Functions called like builtins would spoil the state and, restored, the next shell as well.
-    clean = "unset -f unset builtin printf declare mapfile eval trap set shopt exit"
+    clean = "unset -f unset builtin printf declare mapfile eval trap set shopt exit; unset -v __sandbox_skips"
     save = "builtin printf '%s\\0' \"$PWD\"; builtin declare -p; builtin declare -f"
-    skip = "[[ \\$BASH_COMMAND == *__sandbox_* ]]"
+    # A loop skips its commands for ever: such a shell ends, and a new one goes on with its state.
+    give_up = f"((++__sandbox_skips < {_SKIPS})) || {{ trap - DEBUG; exit 137; }}"
+    skip = f"[[ \\$BASH_COMMAND == *__sandbox_* ]] || {{ {give_up}; ((0)); }}"
     return (
         f"__sandbox_exit() {{ {clean}; {{ builtin printf '\\0{secret}\\0'; {save}; }} >&{STATE}; }} "
         "2>/dev/null\n"
         "trap __sandbox_exit EXIT\ntrap : INT\ntrap 'trap - DEBUG __sandbox_ 2>/dev/null; exit 137' USR1\n"
-        f"trap \"trap '{skip}' DEBUG; set -T; shopt -s extdebug\" USR2\n"
+        f"trap \"__sandbox_skips=0; trap '{skip}' DEBUG; set -T; shopt -s extdebug\" USR2\n"
     )
 
 
