@@ -171,7 +171,7 @@ def systems_table(results: Sequence[Result]) -> Table:
     by_name = {result.name: result for result in results}
     counts = sorted({count for result in results for count in result.rates})
     table = Table(title="Start to first command", title_justify="left")
-    headings = ["system", "median ms", "p90", "n", "against podman", "teardown ms", "CPU ms/start"]
+    headings = ["system", "median ms", "p90", "n", "against podman", "teardown ms", "both ms", "CPU ms/start"]
     for heading in headings + [f"per s, {count} at once" for count in counts]:
         table.add_column(
             heading, justify="left" if heading == "system" else "right", no_wrap=heading == "system"
@@ -187,8 +187,20 @@ def systems_table(results: Sequence[Result]) -> Table:
             ratio = f"{podman / start.median:.1f}x" if podman else "-"
             figures = [f"{start.median:.2f}", f"{start.p90:.2f}", str(start.n), ratio]
         rates = [_rate_cell(result, count) for count in counts]
-        table.add_row(result.name, *figures, _cell(result.teardown_ms), _cell(result.cpu_ms), *rates)
+        table.add_row(
+            result.name,
+            *figures,
+            _cell(result.teardown_ms),
+            _cell(_both(result)),
+            _cell(result.cpu_ms),
+            *rates,
+        )
     return table
+
+
+def _both(result: Result) -> list[float]:
+    """Whole runs, as `time podman run --rm ...` would show them."""
+    return [start + end for start, end in zip(result.start_ms, result.teardown_ms, strict=True)]
 
 
 def _cell(samples: Sequence[float]) -> str:

@@ -68,7 +68,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; the exit status."""
     options = parse(arguments)
-    console = Console(stderr=False)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=150)
     reason = "it must run as root" if os.geteuid() else unusable_reason()
     if reason:
         console.print(f"benchmarks/sandbox.py: cannot measure here: {reason}", markup=False)
