@@ -148,6 +148,38 @@ except OSError as e: print(n, e)
 """
 
 
+async def _disk_upper(world: World) -> Verdict:
+    """Files without a name, or below paths too long to name, on a disk upper of 16 MiB."""
+    limits = Limits(memory_bytes=256 * MIB, disk_bytes=16 * MIB)
+    place = os.statvfs(world.directory)
+    before = place.f_bavail * place.f_frsize
+    script = """
+import threading
+os.mkdir('/deep'); os.chdir('/deep')
+for _ in range(30):
+    os.mkdir('d' * 200); os.chdir('d' * 200)
+b = b'x' * (1 << 20); keep = []
+for n in range(4):
+    f = open(f'hidden{n}', 'wb', 0); keep.append(f)
+    if n % 2: os.unlink(f'hidden{n}')
+for _ in range(60):
+    for f in keep:
+        with contextlib.suppress(OSError): f.write(b)
+    time.sleep(0.05)
+time.sleep(2)
+"""
+    try:
+        async with await world.open(limits=limits, upper="disk") as sandbox:
+            await world.run(script, sandbox, timeout_s=20)
+            place = os.statvfs(world.directory)
+            lost = before - place.f_bavail * place.f_frsize
+    except SandboxError as error:
+        return refused(f"ended: {error}"[:100])
+    if lost > 100 * MIB:
+        return succeeded(f"{lost >> 20} MiB of the host's disk under a limit of 16")
+    return refused("bounded")
+
+
 async def _output_flood(world: World) -> Verdict:
     """Gigabytes to stdout from two sandboxes while a third works; the owner keeps only the cap."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -295,6 +327,7 @@ PROBES = (
         _TAKE_ALL.format("os.open('/dev/ptmx', os.O_RDWR | os.O_NOCTTY)"), host=_terminal,
         limits=Limits(memory_bytes=512 * MIB, disk_bytes=24 * MIB))),
     _bomb("in-flight-bomb", "take all descriptors in flight (SCM_RIGHTS)", bomb(_IN_FLIGHT)),
+    _bomb("disk-upper-hidden", "hide what fills a disk upper from its watch", _disk_upper),
     _bomb("output-bomb", "write gigabytes to stdout and stderr", _output_flood),
     _bomb("report-bomb", "write gigabytes to the pipes a session reports on", _report_flood),
     Probe("daemons", "processes", "outlive close: double forks, ignored signals, stopped, traced", attack=_daemons),
