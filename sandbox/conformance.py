@@ -1,9 +1,8 @@
 """What every backend must do: small checks over the `Backend` protocol, run by the tests and the doctor.
 
 Each check takes an entered backend, opens its own sandboxes and raises `ConformanceError` with what was
-wrong. The checks are in `sandbox.conformance_exec`, `_session`, `_tamper`, `_control`, `_files` and `_walls`.
-A backend that offers less says so in its attribute `lacks`; checks that need it are then reported as not run,
-never as passed.
+wrong. The checks are in the modules `sandbox.conformance_*`. A backend that offers less says so in its
+attribute `lacks`; checks that need it are then reported as not run, never as passed.
 """
 
 import asyncio
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 
 from sandbox import (
     conformance_control,
+    conformance_copies,
     conformance_exec,
     conformance_files,
     conformance_session,
@@ -45,6 +45,9 @@ CHECKS: tuple[Check, ...] = (
     conformance_control.many_sessions_at_once,
     conformance_control.what_broke_other_sessions,
     conformance_files.files_are_regular_and_inside,
+    conformance_copies.trees_go_in_and_come_back,
+    conformance_copies.hostile_trees_come_out_harmless,
+    conformance_copies.races_lead_nowhere,
     conformance_files.diff_is_a_git_patch,
     conformance_files.layers_are_shared_unchanged,
     conformance_walls.limits_hold,

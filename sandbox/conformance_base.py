@@ -1,6 +1,6 @@
 """What the conformance checks share: how a check is marked, what it raises, and the sandboxes it opens.
 
-The checks themselves are in `sandbox.conformance_exec`, `_session`, `_tamper`, `_files` and `_walls`;
+The checks themselves are in the other modules `sandbox.conformance_*`;
 `sandbox.conformance` lists and runs them.
 """
 

@@ -11,11 +11,11 @@ import os
 import select
 import signal
 import socket
-import stat
 import time
 
-from sandbox import process, syscalls, terminal, wire
-from sandbox.jobs_inside import Spawned
+from sandbox import syscalls, terminal, wire
+from sandbox.files_inside import Files, error_number
+from sandbox.jobs_inside import Spawned, others, started_since
 
 _INTERRUPT = signal.SIGUSR1
 _KILL_PASSES = 25
@@ -36,6 +36,7 @@ class Init:
         self._stopped: set[int] = set()
         self._root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._proc_device = os.stat("/proc").st_dev
+        self._files = Files(sock, self._open, self._proc_device)
 
     def serve(self) -> int:
         """Until end of file on the socket."""
@@ -70,7 +71,11 @@ class Init:
                 case "jobs":
                     self._jobs(message)
                 case "read":
-                    self._read_file(message)
+                    self._files.read(message)
+                case "pack":
+                    self._files.pack(message, fds[0])
+                case "unpack":
+                    self._files.unpack(message, fds[0])
                 case "terminal":
                     self._open_terminal(message)
                 case "pause":
@@ -80,7 +85,7 @@ class Init:
                     self._continue_all()
                     wire.send(self._sock, {"reply": message["id"]})
                 case "write":
-                    self._write_file(message, fds[0])
+                    self._files.write(message, fds[0])
                 case other:
                     raise ValueError(f"unknown operation {other}")
         finally:
@@ -156,7 +161,7 @@ class Init:
             return
         victims: list[int] = []
         if message["tree"]:
-            victims = _started_since(pid, _tick(message["since_s"]), spare=set(self._children))
+            victims = started_since(pid, _tick(message["since_s"]), spare=set(self._children))
         # The shell first: it must know before the command it waits for has died.
         for victim, number in [(pid, message["shell"])] + [(each, message["tree"]) for each in victims]:
             try:
@@ -178,7 +183,7 @@ class Init:
         deadline = time.monotonic() + _DYING_S
         passes = 0
         while passes < _KILL_PASSES:
-            victims = _started_since(pid, since, spare=set(self._children))
+            victims = started_since(pid, since, spare=set(self._children))
             if not victims or (killed.issuperset(victims) and time.monotonic() > deadline):
                 return
             # On a busy machine the killed need a while to die; only new ones tell that it forks on.
@@ -211,7 +216,7 @@ class Init:
 
     def others(self) -> list[int]:
         """All processes inside but this one that run or wait; a mode without a pid namespace knows better."""
-        return _others()
+        return others()
 
     def _continue_all(self) -> None:
         for pid in self._stopped:
@@ -221,66 +226,16 @@ class Init:
                 continue
         self._stopped.clear()
 
-    def _read_file(self, message: wire.Message) -> None:
-        try:
-            fd = self._open(message["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-        except (OSError, ValueError) as error:
-            wire.send(self._sock, {"reply": message["id"], "errno": _number(error)})
-            return
-        try:
-            wire.send(self._sock, {"reply": message["id"]}, (fd,))
-        finally:
-            os.close(fd)
-
     def _open_terminal(self, message: wire.Message) -> None:
         try:
             fd = terminal.open_master(self._root)
         except OSError as error:
-            wire.send(self._sock, {"reply": message["id"], "errno": _number(error)})
+            wire.send(self._sock, {"reply": message["id"], "errno": error_number(error)})
             return
         try:
             wire.send(self._sock, {"reply": message["id"]}, (fd,))
         finally:
             os.close(fd)
-
-    def _write_file(self, message: wire.Message, source: int) -> None:
-        reply: wire.Message = {"reply": message["id"]}
-        try:
-            self._copy_into(message["path"], source, message["mode"])
-        except (OSError, ValueError) as error:
-            reply["errno"] = _number(error)
-        wire.send(self._sock, reply)
-
-    def _copy_into(self, path: str, source: int, mode: int) -> None:
-        if not path.startswith("/"):
-            raise OSError(errno.EINVAL, "not an absolute path")
-        self._make_parents(os.path.dirname(path))
-        # Not O_TRUNC yet: only once it is known to be a regular file.
-        fd = self._open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY, mode)
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, "not a regular file")
-            os.ftruncate(fd, 0)
-            os.fchmod(fd, mode)
-            offset = 0
-            while sent := os.sendfile(fd, source, offset, 1 << 20):
-                offset += sent
-        finally:
-            os.close(fd)
-
-    def _make_parents(self, path: str) -> None:
-        try:
-            os.close(self._open(path, os.O_PATH | os.O_DIRECTORY))
-        except FileNotFoundError:
-            self._make_parents(os.path.dirname(path))
-            parent = self._open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
-            try:
-                os.mkdir(os.path.basename(path), 0o755, dir_fd=parent)
-            except FileExistsError:
-                # A dangling link, or someone inside was faster; the open that follows tells.
-                return
-            finally:
-                os.close(parent)
 
     def _open(self, path: str, flags: int, mode: int = 0) -> int:
         # Magic links (/proc/N/fd) could name objects of other mount namespaces, proc_pid_fd(5).
@@ -293,25 +248,9 @@ class Init:
         return fd
 
 
-def _others() -> list[int]:
-    """All processes inside but this one that run or wait, not those that are stopped or dead."""
-    found: list[int] = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and name != "1":
-            fields = process.stat_fields(name)
-            if fields and fields[0] not in (b"T", b"t", b"Z", b"X"):
-                found.append(int(name))
-    return found
-
-
 def _tick(since_s: float) -> int:
     """A time of CLOCK_BOOTTIME in clock ticks, as /proc/PID/stat counts."""
     return int(since_s * _TICKS)
-
-
-def _number(error: OSError | ValueError) -> int:
-    """Error number to report; a text that cannot be a path is an invalid argument."""
-    return (error.errno or errno.EIO) if isinstance(error, OSError) else errno.EINVAL
 
 
 def _enter(cwd: str, fallback: str | None) -> tuple[int, str] | None:
@@ -362,27 +301,3 @@ def _find(program: str, search: str) -> str:
         if os.access(path, os.X_OK) and not os.path.isdir(path):
             return path
     raise FileNotFoundError(errno.ENOENT, "command not found", program)
-
-
-def _started_since(root: int, since: int, *, spare: set[int]) -> list[int]:
-    """Children of `root` and orphans that started at or after tick `since`, with all their descendants.
-
-    Background jobs of earlier commands are older, and so are left alone."""
-    children: dict[int, list[int]] = {}
-    started: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        fields = process.stat_fields(name)
-        if fields and fields[0] not in (b"Z", b"X"):
-            children.setdefault(int(fields[1]), []).append(int(name))
-            started[int(name)] = int(fields[19])
-    queue = [pid for pid in children.get(root, []) if started[pid] >= since]
-    orphans = children.get(os.getpid(), [])
-    queue += [pid for pid in orphans if started[pid] >= since and pid not in spare and pid != root]
-    victims: list[int] = []
-    while queue:
-        pid = queue.pop()
-        victims.append(pid)
-        queue += children.get(pid, [])
-    return victims

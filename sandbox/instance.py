@@ -15,13 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from sandbox import diff, gc, wire
+from sandbox import diff, files, gc, wire
 from sandbox.errors import SandboxLostError, SandboxStartError
 from sandbox.link import Link
 from sandbox.output import Collector, PipeReader, exec_result
 from sandbox.proxy import NetworkProxy, Refusal, environment, uses_proxy
 from sandbox.session import MiniSession
-from sandbox.types import MIB, ExecResult, Job, Limits, SandboxSpec, Usage
+from sandbox.types import GIB, MIB, ExecResult, Job, Limits, SandboxSpec, Usage
 from sandbox.usage import read_usage
 from sandbox.watch import Watch
 
@@ -335,23 +335,19 @@ class MiniSandbox:
 
     async def read_file(self, path: str, *, limit_bytes: int = 16 * MIB) -> bytes:
         """See `sandbox.types.Sandbox.read_file`."""
-        try:
-            fd = await self._ask({"op": "read", "path": path})
-        except OSError as error:
-            raise type(error)(error.errno, error.strerror, path) from None
-        if fd is None:
-            raise SandboxLostError("no descriptor came back")
-        return await asyncio.to_thread(diff.read_regular, fd, path, limit_bytes)
+        return await files.read(self._ask, path, limit_bytes)
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """See `sandbox.types.Sandbox.write_file`."""
-        fd = wire.memory_file(data)
-        try:
-            await self._ask({"op": "write", "path": path, "mode": mode}, (fd,))
-        except OSError as error:
-            raise type(error)(error.errno, error.strerror, path) from None
-        finally:
-            os.close(fd)
+        await files.write(self._ask, path, data, mode)
+
+    async def upload(self, source: Path, path: str) -> None:
+        """See `sandbox.types.Sandbox.upload`."""
+        await files.upload(self._ask, source, path)
+
+    async def download(self, path: str, target: Path, *, limit_bytes: int = GIB) -> None:
+        """See `sandbox.types.Sandbox.download`."""
+        await files.download(self._ask, path, target, limit_bytes)
 
     async def diff(self, root: str) -> str:
         """See `sandbox.types.Sandbox.diff`."""

@@ -87,3 +87,38 @@ def _command_line(pid: int) -> str:
     except OSError:
         return ""
     return ""
+
+
+def others() -> list[int]:
+    """All processes inside but this one that run or wait, not those that are stopped or dead."""
+    found: list[int] = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and name != "1":
+            fields = process.stat_fields(name)
+            if fields and fields[0] not in (b"T", b"t", b"Z", b"X"):
+                found.append(int(name))
+    return found
+
+
+def started_since(root: int, since: int, *, spare: set[int]) -> list[int]:
+    """Children of `root` and orphans that started at or after tick `since`, with all their descendants.
+
+    Background jobs of earlier commands are older, and so are left alone."""
+    children: dict[int, list[int]] = {}
+    started: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        fields = process.stat_fields(name)
+        if fields and fields[0] not in (b"Z", b"X"):
+            children.setdefault(int(fields[1]), []).append(int(name))
+            started[int(name)] = int(fields[19])
+    queue = [pid for pid in children.get(root, []) if started[pid] >= since]
+    orphans = children.get(os.getpid(), [])
+    queue += [pid for pid in orphans if started[pid] >= since and pid not in spare and pid != root]
+    victims: list[int] = []
+    while queue:
+        pid = queue.pop()
+        victims.append(pid)
+        queue += children.get(pid, [])
+    return victims
