@@ -99,14 +99,14 @@ async def output_goes_to_a_file(backend: Backend) -> None:
 @check()
 async def many_sessions_at_once(backend: Backend) -> None:
     """Each with its own directory and variables, none waiting for another."""
-    async with await backend.open(SandboxSpec()) as sandbox:
+    async with await backend.open(SandboxSpec(workdir="/tmp")) as sandbox:
 
         async def one(number: int) -> None:
             session = await sandbox.open_session()
-            await session.run(f"mkdir -p /tmp/{number}; cd /tmp/{number}; n={number}", timeout_s=PLENTY_S)
+            await session.run(f"mkdir {number}; cd {number}; n={number}", timeout_s=PLENTY_S)
             for _ in range(10):
-                result = await session.run("echo $n; pwd", timeout_s=PLENTY_S)
-                expect_result(result, 0, b"%d\n/tmp/%d\n" % (number, number), "its own")
+                result = await session.run("echo $n; basename $PWD", timeout_s=PLENTY_S)
+                expect_result(result, 0, b"%d\n%d\n" % (number, number), "its own")
             await session.close()
 
         await asyncio.gather(*(one(number) for number in range(20)))
