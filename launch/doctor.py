@@ -78,7 +78,7 @@ async def _check(console: Console) -> int:
 def _say_what_is_used(console: Console, backend: MiniBackend) -> None:
     facts = backend.facts
     controllers = facts["controllers"]
-    ids = f"root inside is id {facts['outside_uid']} outside"
+    ids = f"root inside is id {facts['outside_uid']}{' or above' if facts['shifted'] else ''} outside"
     limits = f"cgroup {facts['cgroup_version']} ({', '.join(controllers)})" if controllers else "rlimits only"
     who = "root" if os.geteuid() == 0 else "an ordinary user"
     console.print(f"Running as {who}: {ids}; limits by {limits}.", markup=False)

@@ -89,7 +89,7 @@ class HelperHandle:
         if "closed" in message:
             sandbox = self.sandboxes.pop(message["closed"], None)
             if sandbox:
-                sandbox.mark_gone()
+                sandbox.mark_gone(message["reason"])
         elif not self._started.done():
             if "fatal" in message:
                 self._started.set_exception(SandboxUnavailableError(message["fatal"]))

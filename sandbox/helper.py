@@ -16,7 +16,7 @@ from sandbox import namespaces, seccomp, syscalls, wire
 from sandbox.cgroup import Cgroups
 from sandbox.nursery import Member, Nursery
 from sandbox.pool import Pool
-from sandbox.stage import NotIdmappableError, Stage
+from sandbox.stage import Stage, Tree
 
 
 def main() -> None:
@@ -49,12 +49,14 @@ def _enter_private_mounts(state: str) -> tuple[bool, int]:
     uid, gid = os.geteuid(), os.getegid()
     if uid != 0:
         syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
-        namespaces.write_maps("self", shifted=False, outside_uid=uid, outside_gid=gid)
+        namespaces.write_maps("self", base=None, outside_uid=uid, outside_gid=gid)
         syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
         return False, -1
     syscalls.unshare(syscalls.CLONE_NEWNS)
     # Slave, not private: what the host unmounts must not stay busy in here. Nothing of ours goes back.
     syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
+    # Keeps capabilities when the effective user changes for a moment, see `Nursery`, capabilities(7).
+    syscalls.prctl(syscalls.PR_SET_SECUREBITS, syscalls.SECBIT_NO_SETUID_FIXUP)
     try:
         userns = namespaces.idmap_userns()
         tree = syscalls.open_tree(state)
@@ -78,12 +80,16 @@ class Helper:
         """pid of a sandbox's first process -> what is known of it."""
         self._outside_uid = os.geteuid()
         self._cgroups = Cgroups(os.path.basename(state))
-        self._nursery = Nursery(self._cgroups, seccomp.build(syscalls.machine()))
         self._state = state
         shifted, userns = _enter_private_mounts(state)
-        self._stages = {shifted: self._make_stage(shifted, userns)}
-        self._pooled_shifted = shifted
-        self._pool = Pool(lambda: self._make_member(shifted=shifted, own_network=True), pool_size)
+        self._shifted = shifted
+        directory = os.path.join(state, "stage")
+        os.mkdir(directory, 0o711)
+        skeletons = os.path.join(state, "skeletons")
+        self._stage = Stage(directory, skeletons=skeletons, idmap_userns=userns)
+        program = seccomp.build(syscalls.machine())
+        self._nursery = Nursery(self._cgroups, self._stage, program, is_root=self._outside_uid == 0)
+        self._pool = Pool(lambda: self._nursery.make(shifted=shifted, own_network=True), pool_size)
         self._wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake_write = wake_write
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -100,11 +106,6 @@ class Helper:
                 "cgroup_directories": sorted(set(self._cgroups.bases.values())),
             },
         )
-
-    def _make_stage(self, shifted: bool, userns: int) -> Stage:
-        directory = os.path.join(self._state, "shifted" if shifted else "plain")
-        os.mkdir(directory, 0o711)
-        return Stage(directory, shifted=shifted, idmap_userns=userns)
 
     def serve(self) -> None:
         """Until the owner is gone."""
@@ -139,6 +140,7 @@ class Helper:
     def _handle(self, message: wire.Message, fds: list[int]) -> None:
         match message["op"]:
             case "open":
+                self._reap()  # a member that died since must not be taken
                 self._open(message, socket.socket(fileno=fds[0]), fds[1:])
             case "close":
                 self._close(message["name"])
@@ -150,7 +152,7 @@ class Helper:
             if member.name == name:
                 os.kill(pid, signal.SIGKILL)
                 return
-        wire.send(self._control, {"closed": name})  # it never started, or was reaped before
+        wire.send(self._control, {"closed": name, "reason": ""})  # it never started, or was reaped before
 
     def _open(self, request: wire.Message, sock: socket.socket, extra: list[int]) -> None:
         with sock:
@@ -162,12 +164,16 @@ class Helper:
             os.close(fd)
 
     def _start(self, request: wire.Message, sock: socket.socket, extra: list[int]) -> None:
-        shifted = self._complete(request)
         own_network = request["network"] == "none"
-        if own_network and shifted == self._pooled_shifted:
+        paths = [*request["layers"], *(source for source, _, _ in request["binds"])]
+        # A layer on an overlay or network file system: this sandbox's root keeps our id outside.
+        shifted = self._shifted and self._stage.can_shift(paths)
+        if request["fork_of"]:
+            member = self._make_like(request["fork_of"], own_network=own_network)
+        elif own_network and shifted == self._shifted:
             member = self._pool.take()
         else:
-            member = self._make_member(shifted=shifted, own_network=own_network)
+            member = self._nursery.make(shifted=shifted, own_network=own_network)
         member.name = request["name"]
         self._sandboxes[member.pid] = member
         try:
@@ -177,10 +183,10 @@ class Helper:
             os.kill(member.pid, signal.SIGKILL)  # reaped, and its cgroup removed, by the loop
             raise
         finally:
-            member.park.close()
+            member.let_go()
 
     def _equip(self, member: Member, request: wire.Message, sock: socket.socket) -> None:
-        """Limits and disk of one sandbox, and what the owner may know of it while the sandbox may not."""
+        """Limits and trees of one sandbox, and what the owner may know of it while the sandbox may not."""
         limits = request["limits"]
         self._cgroups.limit(
             member.directory,
@@ -188,37 +194,32 @@ class Helper:
             pids=limits["pids"],
             cpu_weight=limits["cpu_weight"],
         )
-        request["disk_upper"] = self._make_disk(member) if request["upper"] == "disk" else None
+        layers, binds, trees = self._stage.requested(request["layers"], request["binds"], member.userns)
+        request["layers"], request["binds"], request["disk_upper"] = layers, binds, None
+        if request["upper"] == "disk":
+            trees.append(self._make_disk(member))
+            request["disk_upper"] = trees[-1][1]
+        self._nursery.attach(member, trees)
+        request["controllers"] = list(self._cgroups.controllers)
+        request["outside_uid"] = self._outside_uid if member.base is None else member.base
         outside = {"pid": member.pid, "cgroups": self._cgroups.directories(member.directory)}
         wire.send(sock, {"outside": outside, "disk": member.disk})
 
-    def _complete(self, request: wire.Message) -> bool:
-        """Replace host paths by names in a staging area; returns whether ids are shifted in it."""
-        shifted = True in self._stages
-        try:
-            staged = self._stages[shifted].resolve(request["layers"], request["binds"])
-        except NotIdmappableError:
-            # A layer on an overlay or network file system: this sandbox's root keeps our id outside.
-            shifted = False
-            if shifted not in self._stages:
-                self._stages[shifted] = self._make_stage(shifted, -1)
-            staged = self._stages[shifted].resolve(request["layers"], request["binds"])
-        request["layers"], request["binds"] = staged
-        request["skeleton"] = self._stages[shifted].skeleton(network=request["network"] == "host")
-        request["controllers"] = list(self._cgroups.controllers)
-        request["outside_uid"] = namespaces.SHIFT_BASE if shifted else self._outside_uid
-        return shifted
+    def _make_like(self, name: str, *, own_network: bool) -> Member:
+        """A member with the ids of a sandbox: only so its first process may read that one's files."""
+        for origin in self._sandboxes.values():
+            if origin.name == name:
+                shifted = origin.base is not None
+                return self._nursery.make(shifted=shifted, own_network=own_network, base=origin.base)
+        raise OSError("the sandbox to fork is gone")
 
-    def _make_disk(self, member: Member) -> str:
-        """A directory beside the stage for what the sandbox writes; the owner's user can reach it no more."""
+    def _make_disk(self, member: Member) -> Tree:
+        """A directory beside the stage for what the sandbox writes."""
         member.disk = os.path.join(self._state, f"disk-{member.directory}")
         os.mkdir(member.disk, 0o700)
-        if member.shifted:
-            os.chown(member.disk, namespaces.SHIFT_BASE, namespaces.SHIFT_BASE)
-        return self._stages[member.shifted].attach_disk(member.disk, member.directory)
-
-    def _make_member(self, *, shifted: bool, own_network: bool) -> Member:
-        return self._nursery.make(self._stages[shifted].directory, shifted=shifted, own_network=own_network)
+        if member.base is not None:
+            os.chown(member.disk, member.base, member.base)
+        return self._stage.disk(member.disk)
 
     def _reap(self) -> None:
         while True:
@@ -231,8 +232,7 @@ class Helper:
             member = self._sandboxes.pop(pid, None) or self._pool.drop(pid)
             if member is None:
                 continue
+            reason = self._cgroups.why_killed(member.directory)
             self._cgroups.remove(member.directory)
-            if member.disk:
-                self._stages[member.shifted].detach_disk(member.directory)
             if member.name:
-                wire.send(self._control, {"closed": member.name})
+                wire.send(self._control, {"closed": member.name, "reason": reason})

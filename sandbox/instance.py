@@ -43,6 +43,7 @@ _BASE_ENV = {
 _START_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 60.0
 _KILL_TIMEOUT_S = 10.0
+_REASON_WAIT_S = 2.0
 
 
 class MiniSandbox:
@@ -141,7 +142,10 @@ class MiniSandbox:
             future.set_result(fds[0] if fds else None)
 
     def _on_end(self) -> None:
-        self.mark_lost(self._end_reason or "the sandbox's first process ended")
+        # The helper, which reaps it, says why in a moment.
+        self._link.close()
+        reason = "the sandbox's first process ended"
+        asyncio.get_running_loop().call_later(_REASON_WAIT_S, self.mark_lost, reason)
 
     def mark_lost(self, reason: str) -> None:
         """Fail everything that waits."""
@@ -156,12 +160,13 @@ class MiniSandbox:
         self._replies.clear()
         self._kills.clear()
 
-    def mark_gone(self) -> None:
+    def mark_gone(self, reason: str = "") -> None:
         """The helper reaped it."""
         self._watch.stop()
         if self._proxy:
             self._proxy.stop()
-        self.mark_lost("the sandbox was closed" if self._closing else self._end_reason or "the sandbox died")
+        known = self._end_reason or reason or "the sandbox died"
+        self.mark_lost("the sandbox was closed" if self._closing else known)
         if not self._gone.done():
             self._gone.set_result(None)
 

@@ -87,8 +87,12 @@ class MiniBackend:
                 await self._start_helper()
             return self._helper
 
-    async def open(self, spec: SandboxSpec, *, copy_of: int | None = None) -> MiniSandbox:
-        """See `sandbox.types.Backend.open`. `copy_of`: descriptor of another's writable area, for forks."""
+    async def open(self, spec: SandboxSpec) -> MiniSandbox:
+        """See `sandbox.types.Backend.open`."""
+        return await self.open_from(spec)
+
+    async def open_from(self, spec: SandboxSpec, *, origin: str = "", area: int = -1) -> MiniSandbox:
+        """`open`, for forks with the files in another one's writable area, given by descriptor."""
         try:
             AllowList.parse(spec.allowed_hosts)
         except ValueError as error:
@@ -98,9 +102,9 @@ class MiniBackend:
         ours, theirs = wire.pair()
         with theirs:
             sandbox = MiniSandbox(self, helper, name, spec, ours)
-            fds = (theirs.fileno(),) if copy_of is None else (theirs.fileno(), copy_of)
+            fds = (theirs.fileno(), area) if origin else (theirs.fileno(),)
             try:
-                await helper.request_open(sandbox, _request(name, spec), fds)
+                await helper.request_open(sandbox, {**_request(name, spec), "fork_of": origin}, fds)
             except BaseException:
                 await sandbox.close()
                 raise

@@ -7,12 +7,23 @@ matters. What lies in the staging area is made by `sandbox.stage`.
 """
 
 import os
+import stat
 from dataclasses import dataclass
 
 from sandbox import snapshot, syscalls
 
 _GUARDED = ("/sys", "/sysrq-trigger", "/irq", "/bus", "/fs")
 _HIDDEN = ("/kcore", "/keys", "/timer_list", "/kallsyms")
+# Only for a root that keeps id 0 outside: what file modes keep from all others.
+_GUARDED_FROM_ROOT = (
+    "/acpi", "/scsi", "/driver", "/asound", "/tty", "/dynamic_debug", "/pressure", "/mtrr",
+    "/1/oom_score_adj", "/1/oom_adj", "/1/timerslack_ns", "/1/coredump_filter",
+)  # fmt: skip
+_HIDDEN_FROM_ROOT = (
+    "/slabinfo", "/vmallocinfo", "/kpagecount", "/kpageflags", "/kpagecgroup", "/pagetypeinfo", "/iomem",
+    "/ioports", "/1/mountstats", "/1/mountinfo", "/1/mounts", "/1/stack", "/1/syscall",
+)  # fmt: skip
+_TCP_BUFFERS = "4096 65536 1048576"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,27 +32,31 @@ class RootPlan:
 
     layers: list[str]
     """Topmost first."""
-    skeleton: str
-    """The lowest layer."""
     binds: list[tuple[str, str]]
     """(name, path inside), in order."""
     disk_bytes: int
     """Size of the tmpfs upper; a disk upper is watched by the owner instead."""
     disk_upper: str | None
-    """Host directory for the writable layer in place of the tmpfs, or None."""
+    """Slot of a host directory for the writable layer in place of the tmpfs, or None."""
     copy_of: int
     """Descriptor of the writable area of another sandbox to start from, or -1."""
 
 
-def prepare() -> None:
+def prepare(*, host_root: bool, own_network: bool) -> None:
     """What every root needs: the private /proc, /dev/pts, /dev/shm and the tmpfs to write to.
+
+    `host_root`: the sandbox's root keeps id 0 outside. `own_network`: it has a network to set limits in.
 
     The working directory is the staging area, here and until `finish` returns."""
     # A new proc is allowed only while a fully visible one is mounted here, so before the old root goes.
     syscalls.mount("proc", "proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
-    _guard_proc("proc")
+    if own_network:
+        # Buffers of sockets are kernel memory that older cgroups do not count, tcp(7).
+        for name in ("tcp_rmem", "tcp_wmem"):
+            syscalls.write_setting(f"proc/sys/net/ipv4/{name}", _TCP_BUFFERS)
+    _guard_proc("proc", host_root=host_root)
     devpts = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
-    syscalls.mount("devpts", "dev/pts", "devpts", devpts, "newinstance,ptmxmode=0666,mode=620")
+    syscalls.mount("devpts", "dev/pts", "devpts", devpts, "newinstance,ptmxmode=0666,mode=620,max=256")
     syscalls.mount("tmpfs", "upper", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=755")
     _make_directories("upper", (("upper", 0o755), ("work", 0o755), ("tmp", 0o1777), ("shm", 0o1777)))
     _attach(syscalls.open_tree("upper/shm"), "dev/shm")
@@ -60,7 +75,7 @@ def finish(plan: RootPlan) -> int:
         snapshot.copy_writable(plan.copy_of, "upper")
     upper = os.open("upper/upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     # Short relative names: mount options are limited to one page.
-    lower = ":".join([*plan.layers, plan.skeleton])
+    lower = ":".join([*plan.layers, "base"])
     # userxattr: unprivileged in the first user namespace, only user.* attributes can mark opaque directories.
     options = f"userxattr,lowerdir={lower},upperdir=upper/upper,workdir=upper/work"
     syscalls.mount("overlay", "root", "overlay", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
@@ -72,10 +87,11 @@ def finish(plan: RootPlan) -> int:
     os.chdir("root")
     # "." twice stacks the old root on the new one, pivot_root(2); it is unmounted below.
     syscalls.pivot_root(".", ".")
-    for tree, target in trees:
-        _attach(tree, target)
+    # Before anything is attached: while the old root lies on the new one, ".." of the root is on the host.
     syscalls.umount_detach(".")
     os.chdir("/")
+    for tree, target in trees:
+        _attach(tree, target)
     return upper
 
 
@@ -86,14 +102,9 @@ def _make_directories(parent: str, names: tuple[tuple[str, int], ...]) -> None:
         os.chmod(path, mode)
 
 
-def _use_disk(directory: str) -> None:
-    """Put a directory of the host over the tmpfs; the helper made it and gave it to our root."""
-    tree = syscalls.open_tree(directory)
-    try:
-        syscalls.mount_setattr(tree, syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV)
-        syscalls.move_mount(tree, "upper")
-    finally:
-        os.close(tree)
+def _use_disk(slot: str) -> None:
+    """Put the directory in a slot over the tmpfs; the helper made it and gave it to our root."""
+    _attach(syscalls.open_tree(slot), "upper")
     _make_directories("upper", (("upper", 0o755), ("work", 0o755), ("tmp", 0o1777)))
 
 
@@ -107,19 +118,19 @@ def _attach(tree: int, target: str) -> None:
 
 
 def _make_target(tree: int, target: str) -> None:
-    if os.path.isdir(f"/proc/self/fd/{tree}"):
+    if stat.S_ISDIR(os.fstat(tree).st_mode):
         os.makedirs(target, exist_ok=True)
         return
     os.makedirs(os.path.dirname(target), exist_ok=True)
     os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
 
 
-def _guard_proc(proc: str) -> None:
-    """Kernel settings read-only, memory hidden. File modes protect them from a shifted root; this is for the
-    sandbox whose root keeps id 0 outside, to whom those modes give way."""
-    for path in _GUARDED:
+def _guard_proc(proc: str, *, host_root: bool) -> None:
+    """Kernel settings read-only, memory hidden. File modes protect most of them from a root with another id
+    outside; they give way to one that keeps id 0, from whom more is hidden."""
+    for path in _GUARDED + (_GUARDED_FROM_ROOT if host_root else ()):
         _remount_over(proc + path, proc + path)
-    for path in _HIDDEN:
+    for path in _HIDDEN + (_HIDDEN_FROM_ROOT if host_root else ()):
         _remount_over("dev/null", proc + path)
 
 

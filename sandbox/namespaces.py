@@ -11,9 +11,10 @@ import struct
 
 from sandbox import syscalls
 
-SHIFT_BASE = 100_000
 SHIFT_RANGE = 65_536
-"""As root, ids 0..65535 inside are 100000..165535 outside: root inside is nobody outside."""
+SHIFT_BASE = 0x1000 * SHIFT_RANGE
+"""As root, ids 0..65535 inside are others from here on outside: root inside is nobody outside."""
+_SHIFTS = 0xE000
 
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
@@ -31,10 +32,17 @@ def flags(*, own_network: bool) -> int:
     return base | syscalls.CLONE_NEWNET if own_network else base
 
 
-def write_maps(pid: int | str, *, shifted: bool, outside_uid: int = 0, outside_gid: int = 0) -> None:
-    """Map ids of the user namespace of `pid`, seen from its parent namespace."""
-    if shifted:
-        line = f"0 {SHIFT_BASE} {SHIFT_RANGE}\n"
+def shift(number: int) -> int:
+    """First outside id of one sandbox. The kernel counts much per user (inotify instances, descriptors in
+    flight, queued signals), so two sandboxes with the same ids could starve each other."""
+    return SHIFT_BASE + number % _SHIFTS * SHIFT_RANGE
+
+
+def write_maps(pid: int | str, *, base: int | None, outside_uid: int = 0, outside_gid: int = 0) -> None:
+    """Map ids of the user namespace of `pid`, seen from its parent namespace: shifted to `base`, or the one
+    id 0 to the given ones."""
+    if base is not None:
+        line = f"0 {base} {SHIFT_RANGE}\n"
         syscalls.write_setting(f"/proc/{pid}/uid_map", line)
         syscalls.write_setting(f"/proc/{pid}/gid_map", line)
         return
@@ -53,7 +61,7 @@ def idmap_userns() -> int:
         os.read(wait_read, 1)
         os._exit(0)
     try:
-        write_maps(pid, shifted=True)
+        write_maps(pid, base=SHIFT_BASE)
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(wait_read)
@@ -87,14 +95,19 @@ def listen_on_loopback(port: int) -> int:
         return sock.detach()
 
 
-def set_limits(*, open_files: int, pids: int | None, memory_bytes: int | None) -> None:
-    """Resource limits, inherited by all inside. `pids` and `memory_bytes` only where no cgroup does it."""
+def set_limits(
+    *, open_files: int, pids: int | None, memory_bytes: int | None, file_bytes: int | None = None
+) -> None:
+    """Resource limits, inherited by all inside. `pids` and `memory_bytes` only where no cgroup does it,
+    `file_bytes` only where no file system does."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     files = open_files if hard == resource.RLIM_INFINITY else min(open_files, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if pids is not None:
         resource.setrlimit(resource.RLIMIT_NPROC, (pids, pids))
+    if file_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     if memory_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
 

@@ -50,7 +50,7 @@ class Pool:
         for member in self._members:
             if member.pid == pid:
                 self._members.remove(member)
-                member.park.close()
+                member.let_go()
                 return member
         return None
 
@@ -59,5 +59,5 @@ class Pool:
         members, self._members, self._size = self._members, [], 0
         for member in members:
             os.kill(member.pid, signal.SIGKILL)
-            member.park.close()
+            member.let_go()
         return members

@@ -172,7 +172,9 @@ def _in_child(body: Callable[[], str], flags: int, *, shifted: bool) -> str:
     os.close(result_write)
     try:
         if flags & syscalls.CLONE_NEWUSER:
-            namespaces.write_maps(pid, shifted=shifted, outside_uid=uid, outside_gid=gid)
+            namespaces.write_maps(
+                pid, base=namespaces.SHIFT_BASE if shifted else None, outside_uid=uid, outside_gid=gid
+            )
         os.write(ready_write, b"g")
     finally:
         os.close(ready_write)
@@ -262,7 +264,7 @@ def _idmapped(directory: str) -> Finding:
         finally:
             os.close(tree)
             os.close(userns)
-        return f"for {directory}; root inside is id {namespaces.SHIFT_BASE} outside"
+        return f"for {directory}; root inside is an id of its own outside, {namespaces.SHIFT_BASE} or above"
 
     lost = "ids shifted; without, root inside keeps root's id outside (still without any capability)"
     fix = "keep state and layers on ext4, xfs, btrfs or tmpfs, not on a network or overlay file system"

@@ -19,6 +19,9 @@ def copy_writable(source: int, target: str) -> None:
     target_root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in _COPIED:
+            # Beside a disk upper there is no /dev/shm, which stays in memory and is not copied then.
+            if name not in os.listdir(source):
+                continue
             copier = _Copier(target_root)
             from_directory = _open_directory(name, source)
             to_directory = _open_directory(name, target_root)

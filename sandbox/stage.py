@@ -1,17 +1,20 @@
-"""The helper's staging area: everything sandboxes share, mounted once.
+"""The helper's staging area: what the roots of all sandboxes are made of.
 
-A tmpfs in the helper's private mount namespace holds the skeleton of the root (/etc, symlinks, mount
-points), a minimal /dev, and one mount per cached layer and bind, idmapped as root. A sandbox's mount
-namespace starts as a copy of the helper's, so it finds all of it at no cost. Nothing shows on the host.
+A tmpfs in the helper's private mount namespace holds a minimal /dev, the mounts of layer images (once per
+helper, however many sandboxes use them) and empty places, `slots`. The skeleton of the root (/etc, symlinks,
+mount points) lies beside it. For each sandbox the trees it needs are cloned, idmapped to its own ids and
+attached to the slots in its own mount namespace, which `sandbox.nursery` does; nothing shows on the host.
 """
 
 import os
 import shutil
+import stat
+from collections.abc import Iterable
 
-from sandbox import images, namespaces, syscalls
+from sandbox import images, syscalls
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-_KEEP_STAGED = 96
+_ROOT_NAMES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC_COPIED = (
     "ld.so.cache",
     "localtime",
@@ -33,136 +36,136 @@ _ETC_WRITTEN = {
 }
 
 
-class NotIdmappableError(OSError):
-    """The file system of a layer refuses idmapped mounts."""
+_NOSUID_NODEV = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
+
+Tree = tuple[int, str]
+"""A detached mount, and the slot it goes to."""
 
 
 class Stage:
-    """Owns the staging directory. `shifted` says whether ids are shifted and mounts idmapped."""
+    """Owns the staging directory. `idmap_userns`: a user namespace with shifted ids, to try with, or -1."""
 
-    def __init__(self, directory: str, *, shifted: bool, idmap_userns: int) -> None:
+    def __init__(self, directory: str, *, skeletons: str, idmap_userns: int) -> None:
         self.directory = directory
-        self._shifted = shifted
+        self._skeletons = skeletons
         self._userns = idmap_userns
-        self._staged: dict[tuple[str, bool, bool, int, int], str] = {}
-        self._counter = 0
+        self._images: dict[tuple[str, int, int], str] = {}
+        self._idmappable: dict[int, bool] = {}
+        self._slots: set[str] = set()
         syscalls.mount("tmpfs", directory, "tmpfs", syscalls.MS_NOSUID, "mode=711,size=64m")
-        # Shared, so that a layer attached later also appears in sandboxes that were made ahead; their own
-        # mounts do not come back: the copy of a less privileged namespace is a slave, mount_namespaces(7).
-        syscalls.mount("none", directory, None, syscalls.MS_SHARED)
-        for name in ("root", "upper", "proc", "layers", "disk"):
-            os.mkdir(os.path.join(directory, name), 0o755)
-        self._attach(
-            self._host_tree("/usr", idmap=True, optional_idmap=True), self._make("usr"), writable=False
-        )
-        for network in (False, True):
-            self._make_skeleton(self.skeleton(network=network), network=network)
+        for name in ("root", "upper", "proc", "base", "usr", "images"):
+            self._make(name)
         self._make_dev()
+        self._make_skeleton("plain", network=False)
 
-    def skeleton(self, *, network: bool) -> str:
-        """Name of the lowest layer, relative to the staging directory."""
-        return "base-net" if network else "base"
+    def can_shift(self, paths: Iterable[str]) -> bool:
+        """Whether all these layers and binds can be idmapped; decided once per file system."""
+        return all(self._can_shift(self._source(path)) for path in paths)
 
-    def resolve(
-        self, layers: list[str], binds: list[tuple[str, str, bool]]
-    ) -> tuple[list[str], list[tuple[str, str]]]:
-        """Names of the layers, and (name, target) of the binds with the host's programs first."""
-        names = [self._layer(path) for path in layers]
+    def _can_shift(self, path: str) -> bool:
+        device = os.stat(path).st_dev
+        if device not in self._idmappable:
+            tree = syscalls.open_tree(path)
+            try:
+                syscalls.mount_setattr(tree, syscalls.MOUNT_ATTR_IDMAP, self._userns)
+                self._idmappable[device] = True
+            except OSError:
+                self._idmappable[device] = False
+            finally:
+                os.close(tree)
+        return self._idmappable[device]
+
+    def fixed(self, userns: int, *, network: bool) -> list[Tree]:
+        """What every root has: the host's programs and the skeleton. `userns`: of the sandbox, or -1."""
+        trees = [(self._tree("/usr", userns if self.can_shift(["/usr"]) else -1), "usr")]
+        for index, path in enumerate(host_directories()):
+            shift = userns if self.can_shift([path]) else -1
+            trees.append((self._tree(path, shift), self._slot(f"host{index}", path)))
+        kind = "network" if network else "plain"
+        if not os.path.isdir(os.path.join(self._skeletons, kind)):
+            self._make_skeleton(kind, network=network)
+        trees.append((self._tree(os.path.join(self._skeletons, kind), userns), "base"))
+        return trees
+
+    def requested(
+        self, layers: list[str], binds: list[tuple[str, str, bool]], userns: int
+    ) -> tuple[list[str], list[tuple[str, str]], list[Tree]]:
+        """Slots of the layers, (slot, target) of the binds with the host's programs first, and the trees.
+
+        Raises OSError for a path that is not there; closes what it opened."""
+        trees: list[Tree] = []
         targets = [("usr", "/usr")]
-        targets += [(self.layer(path), path) for path in self.host_directories()]
-        targets += [(self.layer(source, writable=writable), target) for source, target, writable in binds]
-        return names, targets
+        targets += [(f"host{index}", path) for index, path in enumerate(host_directories())]
+        try:
+            for index, path in enumerate(layers):
+                trees.append((self._tree(self._source(path), userns), self._slot(f"l{index}", "/")))
+            slots = [name for _, name in trees]
+            for index, (path, target, writable) in enumerate(binds):
+                tree = self._tree(path, userns, writable=writable)
+                trees.append((tree, self._slot(f"b{index}", path)))
+                targets.append((trees[-1][1], target))
+        except OSError:
+            for tree, _ in trees:
+                os.close(tree)
+            raise
+        return slots, targets, trees
 
-    def _layer(self, path: str) -> str:
-        """Stage a layer: a directory, or an image that is mounted."""
-        return self.layer(path, image=not os.path.isdir(path))
+    def disk(self, path: str) -> Tree:
+        """A writable directory that belongs to the sandbox's root already, in place of its tmpfs."""
+        return self._tree(path, -1, writable=True), self._slot("disk", "/")
 
-    def layer(self, path: str, *, writable: bool = False, image: bool = False) -> str:
-        """Stage a host directory (or file) once; its name relative to the staging directory."""
-        status = os.stat(path)
-        key = (path, writable, image, status.st_dev, status.st_ino)
-        name = self._staged.pop(key, None)
-        if name is None:
-            self._evict()
-            self._counter += 1
-            name = f"layers/{self._counter}"
-            target = os.path.join(self.directory, name)
-            # Before the place for it: an image that does not mount leaves nothing behind.
-            tree = self._image(path) if image else self._host_tree(path, idmap=True, optional_idmap=False)
-            if image or os.path.isdir(path):
-                os.mkdir(target)
-            else:
-                os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
-            self._attach(tree, target, writable=writable)
-        self._staged[key] = name  # re-inserted last: the dict is in order of use
-        return name
-
-    def attach_disk(self, path: str, name: str) -> str:
-        """Stage a writable host directory for one sandbox; its name. `detach_disk` undoes it."""
-        target = os.path.join(self.directory, "disk", name)
-        os.mkdir(target)
-        self._attach(syscalls.open_tree(path), target, writable=True)
-        return f"disk/{name}"
-
-    def detach_disk(self, name: str) -> None:
-        """Take it away; the sandbox keeps its own copy of the mount."""
-        target = os.path.join(self.directory, "disk", name)
-        syscalls.umount_detach(target)
-        os.rmdir(target)
-
-    def _evict(self) -> None:
-        while len(self._staged) >= _KEEP_STAGED:
-            key = next(iter(self._staged))
-            target = os.path.join(self.directory, self._staged.pop(key))
-            # Open sandboxes keep their own copies of the mount.
-            syscalls.umount_detach(target)
-            os.rmdir(target) if os.path.isdir(target) else os.unlink(target)
-
-    def _image(self, path: str) -> int:
-        """Mount an image. One whose files belong to the shifted root already is taken as it is, which serves
-        kernels that have no idmapped mounts of it (squashfs before 6.2)."""
-        tree = images.attach(path)
-        if not self._shifted or os.stat(".", dir_fd=tree).st_uid == namespaces.SHIFT_BASE:
-            return tree
-        return self._idmap(tree, path)
-
-    def _idmap(self, tree: int, path: str) -> int:
+    def _tree(self, path: str, userns: int, *, writable: bool = False) -> int:
+        """A detached clone of what is at `path` and below, with its attributes set."""
+        tree = syscalls.open_tree(path)
+        attributes = _NOSUID_NODEV | (0 if writable else syscalls.MOUNT_ATTR_RDONLY)
         try:
             # An idmapping can be set only while the tree is detached, mount_setattr(2).
-            syscalls.mount_setattr(tree, syscalls.MOUNT_ATTR_IDMAP, self._userns)
+            if userns >= 0:
+                syscalls.mount_setattr(tree, attributes | syscalls.MOUNT_ATTR_IDMAP, userns)
+            else:
+                syscalls.mount_setattr(tree, attributes)
         except OSError as error:
             os.close(tree)
-            raise NotIdmappableError(error.errno, f"idmapped mount of {path}: {error}") from error
+            raise OSError(error.errno, f"mount of {path}: {error.strerror}") from error
         return tree
 
-    def _host_tree(self, path: str, *, idmap: bool, optional_idmap: bool) -> int:
-        tree = syscalls.open_tree(path)
-        if not (idmap and self._shifted):
-            return tree
-        try:
-            return self._idmap(tree, path)
-        except NotIdmappableError:
-            if optional_idmap:
-                return syscalls.open_tree(path)
-            raise
+    def _source(self, path: str) -> str:
+        """Where a layer's files are: a directory itself, or the place where its image is mounted once."""
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            return path
+        key = (path, status.st_dev, status.st_ino)
+        if key not in self._images:
+            tree = images.attach(path)
+            place = os.path.join(self.directory, "images", str(len(self._images)))
+            try:
+                os.mkdir(place)
+                syscalls.move_mount(tree, place)
+            finally:
+                os.close(tree)
+            self._images[key] = place
+        return self._images[key]
 
-    def _attach(self, tree: int, target: str, *, writable: bool) -> None:
-        attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
-        if not writable:
-            attributes |= syscalls.MOUNT_ATTR_RDONLY
-        try:
-            syscalls.mount_setattr(tree, attributes)
-            syscalls.move_mount(tree, target)
-        finally:
-            os.close(tree)
+    def _slot(self, name: str, like: str) -> str:
+        """An empty place for a directory, or for a file where `like` is one."""
+        slot = name if os.path.isdir(like) else name + ".file"
+        if slot not in self._slots:
+            place = os.path.join(self.directory, slot)
+            if slot == name:
+                os.mkdir(place)
+            else:
+                os.close(os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
+            self._slots.add(slot)
+        return slot
 
     def _make(self, name: str) -> str:
         path = os.path.join(self.directory, name)
         os.mkdir(path, 0o755)
         return path
 
-    def _make_skeleton(self, name: str, *, network: bool) -> None:
-        base = self._make(name)
+    def _make_skeleton(self, kind: str, *, network: bool) -> None:
+        base = os.path.join(self._skeletons, kind)
+        os.makedirs(base)
         for directory, mode in (
             ("usr", 0o755), ("etc", 0o755), ("dev", 0o755), ("proc", 0o555), ("tmp", 0o1777),
             ("root", 0o700),
@@ -172,14 +175,12 @@ class Stage:
             path = os.path.join(base, directory)
             os.mkdir(path)
             os.chmod(path, mode)
-        for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        for name in _ROOT_NAMES:
             if os.path.islink("/" + name):
                 os.symlink(os.readlink("/" + name), os.path.join(base, name))
             elif os.path.isdir("/" + name):
                 os.mkdir(os.path.join(base, name))
         self._fill_etc(os.path.join(base, "etc"), network=network)
-        if self._shifted:
-            _chown_tree(base, namespaces.SHIFT_BASE)
 
     @staticmethod
     def _fill_etc(etc: str, *, network: bool) -> None:
@@ -221,17 +222,9 @@ class Stage:
         )  # shared by all
         syscalls.mount("tmpfs", dev, None, flags, "mode=755,size=64k")
 
-    def host_directories(self) -> list[str]:
-        """Real directories among /bin, /lib, ... on hosts without a merged /usr; bound as they are."""
-        return [
-            "/" + name
-            for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-            if os.path.isdir("/" + name) and not os.path.islink("/" + name)
-        ]
 
-
-def _chown_tree(path: str, uid: int) -> None:
-    os.lchown(path, uid, uid)
-    for directory, names, files in os.walk(path):
-        for name in names + files:
-            os.lchown(os.path.join(directory, name), uid, uid)
+def host_directories() -> list[str]:
+    """Real directories among /bin, /lib, ... on hosts without a merged /usr; bound as they are."""
+    return [
+        "/" + name for name in _ROOT_NAMES if os.path.isdir("/" + name) and not os.path.islink("/" + name)
+    ]

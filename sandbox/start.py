@@ -6,7 +6,9 @@ afterwards is in `sandbox.init`; how the root is mounted is in `sandbox.mounts`.
 """
 
 import os
+import signal
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -26,6 +28,8 @@ class Embryo:
     """Read end of a pipe: a byte once the id maps are written."""
     shifted: bool
     """Whether ids are shifted."""
+    host_root: bool
+    """Whether its root keeps the host root's id."""
     own_network: bool
     """Whether it has a network namespace of its own."""
     filter: bytes
@@ -37,6 +41,7 @@ def run(embryo: Embryo) -> NoReturn:
     code = 1
     sock: socket.socket | None = None
     try:
+        _keep_only((embryo.park.fileno(), embryo.release, *embryo.doors.tasks))
         problem = _prepare(embryo)
         received = wire.receive(embryo.park)
         if received is None:
@@ -55,6 +60,18 @@ def run(embryo: Embryo) -> NoReturn:
         code = _report(sock, error)
     finally:
         os._exit(code)
+
+
+def _keep_only(descriptors: Iterable[int]) -> None:
+    """Close all else, above all other sandboxes' sockets. Handlers of the helper's signals go too."""
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    low = 3
+    for fd in sorted(descriptors):
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, 1 << 20)
 
 
 def _report(sock: socket.socket | None, error: BaseException) -> int:
@@ -83,7 +100,7 @@ def _prepare(embryo: Embryo) -> Exception | None:
         if embryo.own_network:
             namespaces.bring_up_loopback()
         os.umask(0o022)
-        mounts.prepare()
+        mounts.prepare(host_root=embryo.host_root, own_network=embryo.own_network)
         namespaces.narrow_privileges()
     except OSError as error:
         return error
@@ -97,7 +114,6 @@ def _finish(embryo: Embryo, request: wire.Message, fds: list[int]) -> list[int]:
         mounts.finish(
             mounts.RootPlan(
                 layers=request["layers"],
-                skeleton=request["skeleton"],
                 binds=[(source, target) for source, target in request["binds"]],
                 disk_bytes=limits["disk_bytes"],
                 disk_upper=request["disk_upper"],
@@ -115,6 +131,7 @@ def _finish(embryo: Embryo, request: wire.Message, fds: list[int]) -> list[int]:
         open_files=limits["open_files"],
         pids=None if "pids" in controllers else limits["pids"],
         memory_bytes=None if "memory" in controllers else limits["memory_bytes"],
+        file_bytes=limits["disk_bytes"] if request["disk_upper"] else None,
     )
     namespaces.drop_privileges()
     # Last: everything above needs calls that the filter denies.

@@ -19,7 +19,7 @@ CLONE_NEWNET = 0x40000000
 _CLONE_INTO_CGROUP = 0x200000000
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
-MS_REMOUNT, MS_REC, MS_SLAVE, MS_SHARED = 0x20, 0x4000, 0x80000, 0x100000
+MS_REMOUNT, MS_REC, MS_SLAVE = 0x20, 0x4000, 0x80000
 MNT_DETACH = 2
 
 MOUNT_ATTR_RDONLY = 0x1
@@ -41,6 +41,7 @@ PR_SET_NAME = 15
 PR_SET_SECCOMP = 22
 PR_CAPBSET_DROP = 24
 PR_SET_SECUREBITS = 28
+SECBIT_NO_SETUID_FIXUP = 4
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
@@ -129,6 +130,11 @@ def clone_into(flags: int, cgroup: int) -> int:
 def unshare(flags: int) -> None:
     """unshare(2)."""
     _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def setns(descriptor: int, kind: int) -> None:
+    """Enter the namespace of a /proc/PID/ns descriptor, setns(2)."""
+    _check(_libc.setns(ctypes.c_int(descriptor), ctypes.c_int(kind)), "setns")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int = 0, data: str = "") -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sandbox.types import Limits
 
-_LOOK_EVERY_S = 0.5
+_LOOK_EVERY_S = 0.1
 _SHARE = 20
 """Looking takes at most one part in so many of the time."""
 

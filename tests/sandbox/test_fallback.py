@@ -20,7 +20,7 @@ sys.path.insert(0, sys.argv[1])
 from sandbox import syscalls, namespaces
 uid, gid = os.geteuid(), os.getegid()
 syscalls.unshare(syscalls.CLONE_NEWUSER)
-namespaces.write_maps("self", shifted=False, outside_uid=uid, outside_gid=gid)
+namespaces.write_maps("self", base=None, outside_uid=uid, outside_gid=gid)
 syscalls.write_setting("/proc/sys/user/max_user_namespaces", "0")
 syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
 for capability in range(41):

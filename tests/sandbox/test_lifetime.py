@@ -135,12 +135,17 @@ async def test_death_of_the_helper_is_an_error_not_a_hang(state_dir: Path, usabl
         session = await sandbox.open_session()
         running = asyncio.ensure_future(session.run("sleep 1000", timeout_s=1000))
         await asyncio.sleep(0.1)
-        assert backend._helper
-        backend._helper.kill()
+        first = backend.helper_pid
+        os.kill(first, signal.SIGKILL)
         with pytest.raises(SandboxLostError):
             await asyncio.wait_for(running, 10)
-        with pytest.raises(SandboxError):
-            await backend.open(SandboxSpec())
+        with pytest.raises(SandboxLostError):
+            await sandbox.exec(["true"], timeout_s=_T)
+        # Its sandboxes are lost, the backend is not.
+        several = await asyncio.gather(*(backend.open(SandboxSpec()) for _ in range(3)))
+        for each in several:
+            assert (await each.exec(["echo", "on"], timeout_s=_T)).output == b"on\n"
+        assert backend.helper_pid != first
         await sandbox.close()
     assert _cgroups(os.getpid()) == []
     assert list(state_dir.iterdir()) == []
@@ -149,11 +154,12 @@ async def test_death_of_the_helper_is_an_error_not_a_hang(state_dir: Path, usabl
 async def test_death_of_one_sandbox_leaves_the_others(backend: MiniBackend) -> None:
     first = await backend.open(SandboxSpec())
     second = await backend.open(SandboxSpec())
-    backend.request_close(first.id)
+    first.end("for the test")
     for _ in range(100):
         try:
             await first.exec(["true"], timeout_s=5)
-        except SandboxLostError:
+        except SandboxLostError as error:
+            assert str(error) == "for the test"
             break
         await asyncio.sleep(0.01)
     else:
