@@ -94,10 +94,14 @@ async def memory_of_many(backend: MiniBackend) -> None:
             "import os\nfor _ in range(30):\n    if os.fork() == 0: break\nx = bytearray(20 << 20)\n"
             "for i in range(0, len(x), 4096): x[i] = 1\nimport time; time.sleep(2)"
         )
-        await _python(sandbox, script, 6)
-        usage = await sandbox.usage()
-        assert usage.oom_kills and (usage.memory_peak_bytes or 0) <= 97 * MIB, usage
-        await _still_works(sandbox)
+        try:
+            await _python(sandbox, script, 6)
+            usage = await sandbox.usage()
+            assert usage.oom_kills and (usage.memory_peak_bytes or 0) <= 97 * MIB, usage
+            await _still_works(sandbox)
+        except SandboxLostError as error:
+            # The kernel may choose the sandbox's first process: then the error must say what happened.
+            assert "memory" in str(error), error
 
 
 async def pids(backend: MiniBackend) -> None:

@@ -41,7 +41,7 @@ class Probe:
     timeout_s: float = 20.0
     """Limit of the script."""
     known: dict[Mode, str] = field(default_factory=dict[Mode, str])
-    """Modes in which it is known to succeed, and why; only the weaker fallback modes may stand here."""
+    """Modes in which it is known to succeed, and why; never `root`. The table names them."""
 
 
 def refused(detail: str) -> Verdict:

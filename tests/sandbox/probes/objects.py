@@ -110,8 +110,10 @@ PROCESSES = (
     Probe(
         "proc-init", "processes", "read what /proc shows of the first process", ("EACCES", "EPERM", "ENOENT", "empty"),
         "for n in ('environ', 'maps', 'smaps', 'auxv', 'stack', 'syscall', 'pagemap', 'mem', 'io', 'mountstats',\n"
-        "          'personality', 'fdinfo', 'fd', 'map_files'):\n"
-        "    p = f'/proc/1/{n}'\n    tried(p, lambda: os.listdir(p) if os.path.isdir(p) else read(p))\n"
+        "          'personality', 'map_files'):\n"
+        "    p = f'/proc/1/{n}'\n    try: found = os.listdir(p) if os.path.isdir(p) else read(p)\n"
+        "    except OSError as e: say('', errno.errorcode[e.errno]); continue\n"
+        "    say(f'{n} {found}' if found else '', 'empty')\n"
         "for n in ('exe', 'cwd', 'root', 'fd/0', 'fd/3'): tried(n, os.readlink, f'/proc/1/{n}')\n"
         "say('', 'empty')",
     ),
@@ -237,7 +239,7 @@ PROC = (
         "        for f in fs: tried(f, lambda: os.open(os.path.join(d, f), os.O_WRONLY))",
     ),
     Probe(
-        "oom-score", "proc", "make itself unkillable for memory, or the first process a victim", ("EACCES", "EPERM"),
+        "oom-score", "proc", "make itself unkillable for memory, or the first process a victim", ("EACCES", "EPERM", "EROFS"),
         "tried('lower', write, '/proc/self/oom_score_adj', b'-500')\n"
         "tried('legacy', write, '/proc/self/oom_adj', b'-17')\n"
         "tried('init', write, '/proc/1/oom_score_adj', b'1000')",

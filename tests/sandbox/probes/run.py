@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from sandbox import cgroup
 from sandbox.errors import SandboxError, SandboxLostError
 from tests.sandbox.probes import ALL
 from tests.sandbox.probes.model import Mode, Probe, Verdict, judge, succeeded
@@ -27,6 +28,21 @@ import os, sys
 sys.path.insert(0, sys.argv[1])
 from sandbox import syscalls
 prefix, target, uid = sys.argv[2], sys.argv[3], int(sys.argv[4])
+from sandbox import cgroup
+# As systemd delegates: directories of the user's own, with this process in them.
+for controller, places in cgroup.candidate_directories().items():
+    for place in places:
+        own = os.path.join(place, os.path.basename(target))
+        try:
+            os.mkdir(own)
+            for name in ("", "cgroup.procs", "tasks", "cgroup.subtree_control"):
+                path = os.path.join(own, name)
+                if os.path.exists(path):
+                    os.chown(path, uid, uid)
+            syscalls.write_setting(os.path.join(own, "cgroup.procs"), str(os.getpid()))
+            break
+        except OSError:
+            continue
 # The interpreter may lie in a home directory that nobody may enter: bind it where everybody may.
 syscalls.unshare(syscalls.CLONE_NEWNS)
 syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
@@ -121,6 +137,10 @@ def run_mode(mode: Mode, wanted: list[str]) -> dict[str, dict[str, object]]:
         return _read(subprocess.run([*command, *arguments], capture_output=True, text=True))
     finally:
         shutil.rmtree(target)
+        for places in cgroup.candidate_directories().values():
+            for place in places:
+                if (Path(place) / target.name).is_dir():
+                    cgroup.remove_directory(str(Path(place) / target.name))
 
 
 def _read(done: "subprocess.CompletedProcess[str]") -> dict[str, dict[str, object]]:

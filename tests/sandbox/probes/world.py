@@ -181,15 +181,21 @@ class World:
                 await session.close()
 
     async def revive(self) -> bool:
-        """Whether the attacker's sandbox still works; a new one is opened if it does not."""
-        try:
-            result = await self.attacker.exec(["echo", "alive"], timeout_s=20)
-            if result.output == b"alive\n":
-                return True
-        except SandboxError:
-            pass  # the finding itself: reported by the caller
+        """Whether the attacker's sandbox still works; new ones are opened for those that do not."""
+        if not await self._answers(self.sibling):
+            await self.renew_sibling()
+        if await self._answers(self.attacker):
+            return True
         await self.renew()
         return False
+
+    @staticmethod
+    async def _answers(sandbox: Sandbox) -> bool:
+        try:
+            result = await sandbox.exec(["echo", "alive"], timeout_s=20)
+        except SandboxError:
+            return False  # the finding itself, which the caller reports
+        return result.output == b"alive\n"
 
     async def renew(self) -> None:
         """A new sandbox for the attacker."""
