@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from sandbox import diff, files, gc, wire
-from sandbox.errors import SandboxLostError, SandboxStartError
+from sandbox import diff, files, gc, process, wire
+from sandbox.errors import SandboxError, SandboxLostError, SandboxStartError
 from sandbox.link import Link
 from sandbox.output import Collector, PipeReader, exec_result
 from sandbox.proxy import NetworkProxy, Refusal, environment, uses_proxy
@@ -128,6 +128,7 @@ class MiniSandbox:
             self._disk = Path(message["disk"]) if message["disk"] else None
         elif "fatal" in message and not self._ready.done():
             self._ready.set_exception(SandboxStartError(message["fatal"]))
+            self._ready.exception()
         for fd in fds:
             os.close(fd)
 
@@ -142,8 +143,12 @@ class MiniSandbox:
             future.set_result(fds[0] if fds else None)
 
     def _on_end(self) -> None:
-        # The helper, which reaps it, says why in a moment.
         self._link.close()
+        if self._link.problem:
+            self.end(self._link.problem)
+            self.mark_lost(self._link.problem)
+            return
+        # The helper, which reaps it, says why in a moment.
         reason = "the sandbox's first process ended"
         asyncio.get_running_loop().call_later(_REASON_WAIT_S, self.mark_lost, reason)
 
@@ -152,6 +157,7 @@ class MiniSandbox:
         self._link.close()
         if not self._ready.done():
             self._ready.set_exception(SandboxStartError(reason))
+            self._ready.exception()  # nobody may wait yet, or any more; no warning about that
         for future in [*self._exits.values(), *self._replies.values(), *self._kills.values()]:
             if not future.done():
                 future.set_exception(SandboxLostError(reason))
@@ -185,7 +191,10 @@ class MiniSandbox:
 
     def make_pipe(self) -> tuple[int, int]:
         """A pipe whose ends may be reopened inside through /dev/stdout and the like."""
-        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        try:
+            read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        except OSError as error:
+            raise SandboxError(process.explain(error)) from error
         uid = self._outside_uid
         if uid != os.geteuid():
             os.fchown(write_end, uid, uid)

@@ -28,6 +28,8 @@ class Link:
         self._on_message = on_message
         self._on_end = on_end
         self.closed = False
+        self.problem = ""
+        """Why the peer was given up, where it did not just end."""
         sock.setblocking(False)
         self._loop.add_reader(sock, self._readable)
 
@@ -39,7 +41,10 @@ class Link:
                 received = wire.receive(self._sock)
             except BlockingIOError:
                 return
-            except (ConnectionError, wire.BadMessageError):
+            except ConnectionError:
+                received = None
+            except wire.BadMessageError as error:
+                self.problem = str(error)
                 received = None
             if received is None or not self._understood(*received):
                 self.close()

@@ -56,6 +56,8 @@ class MiniBackend:
         return self._helper.pid if self._helper else 0
 
     async def __aenter__(self) -> Self:
+        """Raises SandboxUnavailableError. From then on this process may open all the files it ever can."""
+        process.raise_file_limit()
         await self._start_helper()
         return self
 
@@ -71,7 +73,11 @@ class MiniBackend:
 
     async def _start_helper(self) -> HelperHandle:
         helper = HelperHandle(self._state_root, self._pool_size)
-        await helper.start()
+        try:
+            await helper.start()
+        except OSError as error:
+            await helper.stop()
+            raise SandboxUnavailableError(process.explain(error)) from error
         self._helper = helper
         return helper
 
@@ -98,13 +104,19 @@ class MiniBackend:
         except ValueError as error:
             raise SandboxStartError(str(error)) from error
         helper = await self._live_helper()
-        name = f"{process.tag(os.getpid())}-{id(self):x}-{next(self._names)}"
-        ours, theirs = wire.pair()
+        try:
+            name = f"{process.tag(os.getpid())}-{id(self):x}-{next(self._names)}"
+            ours, theirs = wire.pair()
+        except OSError as error:
+            raise SandboxStartError(process.explain(error)) from error
         with theirs:
             sandbox = MiniSandbox(self, helper, name, spec, ours)
             fds = (theirs.fileno(), area) if origin else (theirs.fileno(),)
             try:
                 await helper.request_open(sandbox, {**_request(name, spec), "fork_of": origin}, fds)
+            except OSError as error:
+                await sandbox.close()
+                raise SandboxStartError(process.explain(error)) from error
             except BaseException:
                 await sandbox.close()
                 raise

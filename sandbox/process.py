@@ -1,6 +1,11 @@
-"""Naming processes by pid and start time, so that a recycled pid is never mistaken for the old one."""
+"""Naming processes by pid and start time, so that a recycled pid is never mistaken for the old one; and what
+this process may open."""
 
+import errno
 import os
+import resource
+
+_MANY_FILES = 1 << 20
 
 
 def stat_fields(pid: int | str) -> list[bytes] | None:
@@ -48,3 +53,22 @@ def is_alive(tag_text: str) -> bool:
     if len(parts) != 3 or not all(part.isdigit() for part in parts) or int(parts[2]) != _pid_namespace():
         return True
     return start_time(parts[0]) == int(parts[1])
+
+
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files to the hard one: some descriptors for each sandbox add up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Not to a thousand million, which containers allow: programs exist that close every possible one.
+    wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def explain(error: OSError) -> str:
+    """What an error of ours means where it is about descriptors, and what to do about it; else its text."""
+    if error.errno == errno.EMFILE:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"no file descriptors left: this process may open {limit}; start it under a higher `ulimit -n`"
+    if error.errno == errno.ENFILE:
+        return "no file descriptors left on this machine: raise the sysctl fs.file-max"
+    return str(error)

@@ -86,9 +86,15 @@ def _sendmsg(sock: socket.socket, body: bytes, fds: tuple[int, ...]) -> None:
 
 def _recvmsg(sock: socket.socket) -> tuple[bytes, list[int]]:
     size = _INLINE_BYTES + 1024
-    body, ancillary, _, _ = sock.recvmsg(size, socket.CMSG_LEN(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC)
+    space = socket.CMSG_LEN(_MAX_FDS * 4)
+    body, ancillary, flags, _ = sock.recvmsg(size, space, socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    if flags & socket.MSG_CTRUNC:
+        # The kernel closes what this process has no room for, and says only this, unix(7).
+        for fd in fds:
+            os.close(fd)
+        raise BadMessageError("a message lost its file descriptors: this process may open no more")
     return body, list(fds)
