@@ -52,10 +52,12 @@ demo: $(SETUP) ## the whole thing on this machine: set up, prepare, train, pictu
 	@echo "[demo] 4/4 reinforcement learning"; $(PY) launch/train.py +recipe=$(RECIPE) $(ARGS)
 
 test: $(SETUP) ## all tests but the slow ones
+	@launch/test_tools.sh
 	@$(PY) launch/prepare.py
 	@$(PY) -m pytest -m "not slow" $(ARGS)
 
 test-slow: $(SETUP) ## the slow tests too
+	@launch/test_tools.sh
 	@$(PY) launch/prepare.py
 	@$(PY) launch/make_policy.py
 	@$(PY) -m pytest $(ARGS)
