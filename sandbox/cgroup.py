@@ -7,7 +7,7 @@ cgroups(7). Where nothing is writable `Cgroups.controllers` is empty and the cal
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sandbox import syscalls
 
@@ -78,8 +78,7 @@ def remove_directory(path: str) -> None:
     os.rmdir(path)
 
 
-@dataclass(frozen=True, slots=True)
-class Doors:
+class Doors(NamedTuple):
     """Descriptors through which one new process enters the cgroups of a sandbox."""
 
     tasks: tuple[int, ...]

@@ -1,8 +1,8 @@
 """The helper: a small single-threaded process that makes sandboxes for one owner.
 
 Forking from the owner would copy the page tables of a large heap and its threads' locks; this process is
-small and has neither. It ends, and everything it made with it, when the owner dies or closes the socket.
-Started by `sandbox.mini`; imports nothing heavy.
+small and has neither. To stay small it and all it imports do without `dataclasses`, `shutil` and `platform`.
+It ends, and everything it made with it, when the owner dies or closes the socket. Started by `sandbox.mini`.
 """
 
 import gc
@@ -27,6 +27,10 @@ def main() -> None:
     owner_fd = os.pidfd_open(owner)
     if os.getppid() != owner:
         return
+    # A collection in a forked child would write to, and so copy, every page that it shares with us.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
     try:
         # Here once for all sandboxes: what they fork from shows neither our paths nor our environment.
         namespaces.scrub_process_strings(b"minisandbox")
@@ -34,10 +38,6 @@ def main() -> None:
     except OSError as error:
         wire.send(control, {"fatal": str(error)})
         return
-    # A collection in a forked child would write to, and so copy, every page that it shares with us.
-    gc.collect()
-    gc.freeze()
-    gc.disable()
     try:
         helper.serve()
     finally:

@@ -5,7 +5,7 @@ daemons that left both: those belong to nobody in particular, so every session l
 """
 
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sandbox import process
 
@@ -13,8 +13,7 @@ _REMEMBERED = 4096
 _NOBODY = -1
 
 
-@dataclass(frozen=True, slots=True)
-class _Process:
+class _Process(NamedTuple):
     """Fields of /proc/PID/stat that matter here."""
 
     parent: int

@@ -8,7 +8,7 @@ matters. What lies in the staging area is made by `sandbox.stage`.
 
 import os
 import stat
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sandbox import snapshot, syscalls
 
@@ -26,8 +26,7 @@ _HIDDEN_FROM_ROOT = (
 _TCP_BUFFERS = "4096 65536 1048576"
 
 
-@dataclass(frozen=True, slots=True)
-class RootPlan:
+class RootPlan(NamedTuple):
     """What one sandbox's root is made of; names are relative to the staging area."""
 
     layers: list[str]

@@ -7,33 +7,37 @@ import errno
 import os
 import signal
 import socket
-from dataclasses import dataclass
 
-from sandbox import namespaces, start, syscalls, wire
+from sandbox import namespaces, syscalls, wire
 from sandbox.cgroup import Cgroups, Doors
 from sandbox.stage import Stage, Tree
+from sandbox.template import Template
 
 
-@dataclass(slots=True)
 class Member:
     """One process that waits for its request, and later the first process of a sandbox."""
 
-    pid: int
-    """Its process id outside."""
-    park: socket.socket
-    """Where its request is sent; closed once it is."""
-    directory: str
-    """Name of its cgroup directories."""
-    base: int | None
-    """Its root's id outside where ids are shifted, else None."""
-    userns: int
-    """Descriptor of its user namespace, to idmap its trees with; -1 where ids are not shifted."""
-    mounts: int
-    """Descriptor of its mount namespace, to attach its trees in."""
-    name: str = ""
-    """The owner's name for the sandbox, once it is one."""
-    disk: str = ""
-    """Host directory of its disk upper, or ''."""
+    __slots__ = ("base", "directory", "disk", "mounts", "name", "park", "pid", "userns")
+
+    def __init__(
+        self, pid: int, park: socket.socket, directory: str, base: int | None, userns: int, mounts: int
+    ) -> None:
+        self.pid = pid
+        """Its process id outside."""
+        self.park = park
+        """Where its request is sent; closed once it is."""
+        self.directory = directory
+        """Name of its cgroup directories."""
+        self.base = base
+        """Its root's id outside where ids are shifted, else None."""
+        self.userns = userns
+        """Descriptor of its user namespace, to idmap its trees with; -1 where ids are not shifted."""
+        self.mounts = mounts
+        """Descriptor of its mount namespace, to attach its trees in."""
+        self.name = ""
+        """The owner's name for the sandbox, once it is one."""
+        self.disk = ""
+        """Host directory of its disk upper, or ''."""
 
     def let_go(self) -> None:
         """Close what was needed until it started. Idempotent."""
@@ -50,7 +54,7 @@ class Nursery:
     def __init__(self, cgroups: Cgroups, stage: Stage, program: bytes, *, is_root: bool) -> None:
         self._cgroups = cgroups
         self._stage = stage
-        self._program = program
+        self._template = Template(stage.directory, program)
         self._serial = 0
         self._is_root = is_root
         # Helpers of one machine do not know each other: a random start keeps their sandboxes' ids apart.
@@ -68,23 +72,9 @@ class Nursery:
         ours, theirs = wire.pair()
         doors = self._cgroups.doors(directory)
         release_read, release_write = os.pipe2(os.O_CLOEXEC)
-        # The child's working directory becomes the copy in its own mount namespace: no path is walked there.
-        os.chdir(self._stage.directory)
         pid = 0
         try:
-            pid = self._clone_as(base, namespaces.flags(own_network=own_network), doors, directory)
-            if pid == 0:
-                start.run(
-                    start.Embryo(
-                        park=theirs,
-                        doors=Doors(doors.tasks, -1),
-                        release=release_read,
-                        shifted=shifted,
-                        host_root=not shifted and self._is_root,
-                        own_network=own_network,
-                        filter=self._program,
-                    )
-                )
+            pid = self._clone(directory, doors, (theirs.fileno(), release_read), base, own_network)
             member = self._receive(pid, ours, directory, base)
             self.attach(member, self._stage.fixed(member.userns, network=not own_network))
             os.write(release_write, b"g")
@@ -123,31 +113,25 @@ class Nursery:
             for tree, _ in trees:
                 os.close(tree)
 
-    def _clone_as(self, base: int | None, flags: int, doors: Doors, directory: str) -> int:
-        """Clone as the user that the sandbox will be outside: whoever makes a user namespace is charged for
-        what is used in it, user_namespaces(7), and that must be neither root nor a neighbour."""
-        if base is None:
-            return self._clone(flags, doors, directory)
-        pid = -1
-        os.seteuid(base)
-        try:
-            pid = self._clone(flags, doors, directory)
-            return pid
-        finally:
-            # Not in the child, which has no ids at all until its maps are written.
-            if pid != 0:
-                os.seteuid(0)
-
-    def _clone(self, flags: int, doors: Doors, directory: str) -> int:
+    def _clone(
+        self, directory: str, doors: Doors, fds: tuple[int, int], base: int | None, own_network: bool
+    ) -> int:
+        request = {
+            "flags": namespaces.flags(own_network=own_network),
+            "base": base,
+            "own_network": own_network,
+            "host_root": base is None and self._is_root,
+            "into": doors.into >= 0,
+        }
+        passed = (*fds, *doors.tasks)
         if doors.into < 0:
-            return syscalls.clone(flags)
+            return self._template.clone(request, passed)
         try:
-            return syscalls.clone_into(flags, doors.into)
+            return self._template.clone(request, (*passed, doors.into))
         except OSError as error:
             # A filter around us may know no clone3; before 5.7 the flag is unknown.
             if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.E2BIG):
                 raise
-        pid = syscalls.clone(flags)
-        if pid:
-            self._cgroups.push(directory, pid)
+        pid = self._template.clone({**request, "into": False}, passed)
+        self._cgroups.push(directory, pid)
         return pid

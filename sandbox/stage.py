@@ -7,7 +7,6 @@ attached to the slots in its own mount namespace, which `sandbox.nursery` does; 
 """
 
 import os
-import shutil
 import stat
 from collections.abc import Iterable
 
@@ -190,11 +189,11 @@ class Stage:
         for name in _ETC_COPIED + (_ETC_NETWORK if network else ()):
             source = os.path.join("/etc", name)
             if os.path.isfile(source) and os.access(source, os.R_OK):
-                shutil.copyfile(source, os.path.join(etc, name))
+                _copy_file(source, os.path.join(etc, name))
         for name in _ETC_TREES + (_ETC_NETWORK_TREES if network else ()):
             source = os.path.join("/etc", name)
             if os.path.isdir(source):
-                shutil.copytree(source, os.path.join(etc, name), symlinks=True, ignore_dangling_symlinks=True)
+                _copy_tree(source, os.path.join(etc, name))
 
     def _make_dev(self) -> None:
         dev = self._make("dev")
@@ -228,3 +227,23 @@ def host_directories() -> list[str]:
     return [
         "/" + name for name in _ROOT_NAMES if os.path.isdir("/" + name) and not os.path.islink("/" + name)
     ]
+
+
+def _copy_file(source: str, target: str) -> None:
+    with open(source, "rb") as reader, open(target, "wb") as writer:
+        writer.write(reader.read())
+
+
+def _copy_tree(source: str, target: str) -> None:
+    """Directories, files that can be read, and links as they are. `shutil` would cost every sandbox memory:
+    what the helper has imported lies between what its children write to."""
+    os.makedirs(target)
+    with os.scandir(source) as entries:
+        for entry in entries:
+            place = os.path.join(target, entry.name)
+            if entry.is_symlink():
+                os.symlink(os.readlink(entry.path), place)
+            elif entry.is_dir():
+                _copy_tree(entry.path, place)
+            elif entry.is_file() and os.access(entry.path, os.R_OK):
+                _copy_file(entry.path, place)

@@ -9,15 +9,13 @@ import os
 import signal
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from sandbox import cgroup, mounts, namespaces, seccomp, syscalls, wire
 from sandbox.init import Init
 
 
-@dataclass(frozen=True, slots=True)
-class Embryo:
+class Embryo(NamedTuple):
     """What the helper gives to a new child."""
 
     park: socket.socket
@@ -41,7 +39,8 @@ def run(embryo: Embryo) -> NoReturn:
     code = 1
     sock: socket.socket | None = None
     try:
-        _keep_only((embryo.park.fileno(), embryo.release, *embryo.doors.tasks))
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        keep_only((embryo.park.fileno(), embryo.release, *embryo.doors.tasks))
         problem = _prepare(embryo)
         received = wire.receive(embryo.park)
         if received is None:
@@ -62,9 +61,8 @@ def run(embryo: Embryo) -> NoReturn:
         os._exit(code)
 
 
-def _keep_only(descriptors: Iterable[int]) -> None:
+def keep_only(descriptors: Iterable[int]) -> None:
     """Close all else, above all other sandboxes' sockets. Handlers of the helper's signals go too."""
-    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     low = 3

@@ -6,9 +6,9 @@ raises `OSError` with the call's name. Policy (which mounts, which flags) is not
 
 import ctypes
 import os
-import platform
 import signal
 
+CLONE_PARENT = 0x00008000
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
@@ -82,7 +82,7 @@ class _OpenHow(ctypes.Structure):
 
 def machine() -> str:
     """Architecture as the kernel names it; raises OSError for one whose numbers are not known here."""
-    name = platform.machine() or os.uname().machine
+    name = os.uname().machine
     if name not in _SYS_CLONE:
         raise OSError(f"architecture {name} is not supported (known: {', '.join(_SYS_CLONE)})")
     return name
@@ -114,7 +114,9 @@ def clone_into(flags: int, cgroup: int) -> int:
     """`clone` whose child starts in the v2 cgroup that the descriptor names, clone(2) CLONE_INTO_CGROUP.
 
     Raises OSError (ENOSYS) also where a filter around us denies clone3."""
-    arguments = (ctypes.c_uint64 * 11)(flags | _CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD)
+    # With CLONE_PARENT the exit signal is the caller's own, and clone3 wants none named.
+    number = 0 if flags & CLONE_PARENT else signal.SIGCHLD
+    arguments = (ctypes.c_uint64 * 11)(flags | _CLONE_INTO_CGROUP, 0, 0, 0, number)
     arguments[10] = cgroup
     ctypes.pythonapi.PyOS_BeforeFork()
     pid = _libc_locked.syscall(

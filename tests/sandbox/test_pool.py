@@ -14,11 +14,14 @@ _T = 60.0
 
 
 def _children(pid: int) -> set[int]:
+    """First processes of the helper's sandboxes: its children in pid namespaces of their own."""
     found = set[int]()
     for path in Path("/proc").glob("[0-9]*"):
         fields = process.stat_fields(path.name)
         if fields and int(fields[1]) == pid and fields[0] != b"Z":
-            found.add(int(path.name))
+            inside = (path / "ns" / "pid").readlink() != Path("/proc/self/ns/pid").readlink()
+            if inside:
+                found.add(int(path.name))
     return found
 
 
@@ -61,6 +64,21 @@ async def test_dead_members_are_not_handed_out(state_dir: Path) -> None:
         async with await backend.open(SandboxSpec()) as sandbox:
             assert (await sandbox.exec(["echo", "on"], timeout_s=_T)).text == "on\n"
         await _filled(backend, 3)
+
+
+@pytest.mark.usefixtures("usable")
+async def test_the_process_they_are_forked_from_is_replaced(state_dir: Path) -> None:
+    async with MiniBackend(state_dir=state_dir, pool_size=1) as backend:
+        (member,) = await _filled(backend, 1)
+        everyone = {int(path.name) for path in Path("/proc").glob("[0-9]*") if path.is_dir()}
+        for pid in everyone:
+            fields = process.stat_fields(pid)
+            if fields and int(fields[1]) == backend.helper_pid and pid != member:
+                os.kill(pid, 9)
+        for number in range(3):
+            async with await backend.open(SandboxSpec()) as sandbox:
+                result = await sandbox.exec(["echo", str(number)], timeout_s=_T)
+                assert result.text == f"{number}\n"
 
 
 @pytest.mark.usefixtures("usable")
