@@ -46,6 +46,10 @@ _KILL_TIMEOUT_S = 10.0
 _REASON_WAIT_S = 2.0
 
 
+class DiedEarlyError(SandboxStartError):
+    """The first process ended without a word: killed from outside, perhaps while it waited in the pool."""
+
+
 class MiniSandbox:
     """Implements `sandbox.types.Sandbox`."""
 
@@ -156,7 +160,7 @@ class MiniSandbox:
         """Fail everything that waits."""
         self._link.close()
         if not self._ready.done():
-            self._ready.set_exception(SandboxStartError(reason))
+            self._ready.set_exception(DiedEarlyError(reason))
             self._ready.exception()  # nobody may wait yet, or any more; no warning about that
         for future in [*self._exits.values(), *self._replies.values(), *self._kills.values()]:
             if not future.done():

@@ -17,7 +17,7 @@ from sandbox import process, wire
 from sandbox.allowlist import AllowList
 from sandbox.errors import SandboxStartError, SandboxUnavailableError
 from sandbox.handle import HelperHandle
-from sandbox.instance import MiniSandbox
+from sandbox.instance import DiedEarlyError, MiniSandbox
 from sandbox.proxy import PORT, uses_proxy
 from sandbox.types import SandboxSpec
 
@@ -103,6 +103,12 @@ class MiniBackend:
             AllowList.parse(spec.allowed_hosts)
         except ValueError as error:
             raise SandboxStartError(str(error)) from error
+        try:
+            return await self._open_once(spec, origin, area)
+        except DiedEarlyError:
+            return await self._open_once(spec, origin, area)
+
+    async def _open_once(self, spec: SandboxSpec, origin: str, area: int) -> MiniSandbox:
         helper = await self._live_helper()
         try:
             name = f"{process.tag(os.getpid())}-{id(self):x}-{next(self._names)}"
