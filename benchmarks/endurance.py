@@ -206,7 +206,7 @@ def kills(count: int, *, seed: int, at_once: int = 8, owner_life_s: float = 8.0)
     started = time.monotonic()
     owners: list[int] = []
     mark = f"86{os.getpid()}{seed}"
-    with tempfile.TemporaryDirectory(prefix="endurance-") as name:
+    with tempfile.TemporaryDirectory(prefix="endurance-", ignore_cleanup_errors=True) as name:
         root = Path(name)
         root.chmod(0o711)
         state, journal = root / "state", root / "journal"
@@ -268,7 +268,7 @@ async def echoes(count: int, *, sandboxes: int = 8, overload: int = 10) -> Repor
                 report.problems.append(f"{number}: {result}")
 
     try:
-        with tempfile.TemporaryDirectory(prefix="endurance-") as name:
+        with tempfile.TemporaryDirectory(prefix="endurance-", ignore_cleanup_errors=True) as name:
             Path(name).chmod(0o711)
             async with MiniBackend(state_dir=Path(name)) as backend:
                 spec = SandboxSpec(limits=_LIMITS)
@@ -303,7 +303,7 @@ async def idle(count: int, *, at_once: int = 32) -> Report:
     report = Report()
     gate = asyncio.Semaphore(at_once)
     mark = f"87{os.getpid()}"
-    with tempfile.TemporaryDirectory(prefix="endurance-") as name:
+    with tempfile.TemporaryDirectory(prefix="endurance-", ignore_cleanup_errors=True) as name:
         Path(name).chmod(0o711)
         async with MiniBackend(state_dir=Path(name)) as backend:
             free = _available_bytes()

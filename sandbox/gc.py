@@ -47,8 +47,22 @@ def collect(state_dir: Path | None = None) -> Collected:
                 processes += _empty_cgroup(path)
                 groups += 1
     for path in dead:
-        remove_tree(path)
+        _remove_when_quiet(path)
     return Collected(processes, groups, len(dead))
+
+
+def _remove_when_quiet(path: Path) -> None:
+    """A helper whose owner was killed before it recorded it may still be writing here: it ends by itself as
+    soon as it looks for its owner, so wait for that."""
+    deadline = time.monotonic() + _KILL_WAIT_S
+    while True:
+        try:
+            remove_tree(path)
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
 
 
 def remove_cgroups(directories: list[str]) -> None:

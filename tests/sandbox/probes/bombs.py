@@ -334,7 +334,7 @@ PROBES = (
         _TAKE_ALL.format("os.open('/dev/ptmx', os.O_RDWR | os.O_NOCTTY)"), host=_terminal,
         limits=Limits(memory_bytes=512 * MIB, disk_bytes=24 * MIB))),
     Probe("in-flight-bomb", "bombs", "take all descriptors in flight (SCM_RIGHTS)", attack=bomb(_IN_FLIGHT),
-          known={mode: _PER_USER for mode in ("user", "unshifted")}),
+          known=dict.fromkeys(("user", "unshifted"), _PER_USER)),
     _bomb("disk-upper-hidden", "hide what fills a disk upper from its watch", _disk_upper),
     _bomb("output-bomb", "write gigabytes to stdout and stderr", _output_flood),
     _bomb("report-bomb", "write gigabytes to the pipes a session reports on", _report_flood),
