@@ -47,6 +47,7 @@ ATTRIBUTES = {
     "importlib.util": {"spec_from_file_location", "spec_from_loader", "module_from_spec"},
     "types": {"FunctionType", "CodeType", "FrameType", "TracebackType"},
     "time": {"clock_settime"},
+    "logging": {"root", "_handlers", "_handlerList", "lastResort"},
     "operator": {"__import__"},
     "weakref": {"finalize"},
 }  # fmt: skip

@@ -108,10 +108,10 @@ def make_canary(function_name, module_name, takes_self):
     def method(self):
         assert left == right
 
-    function = method if takes_self else function
-    function.__name__ = function.__qualname__ = function_name
-    function.__module__ = module_name
-    return function
+    canary = method if takes_self else function
+    canary.__name__ = canary.__qualname__ = function_name
+    canary.__module__ = module_name
+    return canary
 
 
 def is_foreign(cls, module_name):

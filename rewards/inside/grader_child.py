@@ -4,6 +4,7 @@ Part of the supervisor (run.py), copied to the sandbox with it.
 """
 
 # pyright: basic, reportRedeclaration=false, reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportOptionalMemberAccess=false
 import ctypes
 import hashlib
 import json

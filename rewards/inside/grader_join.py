@@ -12,6 +12,7 @@ import socket
 import pytest
 from grader_channel import make_send  # pyright: ignore
 from grader_pytest import make_plugin  # pyright: ignore
+from grader_sources import Sources  # pyright: ignore
 
 
 def fetch():
@@ -27,10 +28,16 @@ def fetch():
     return json.loads(text.decode()), link.detach()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config):
+    # Before any conftest.py, and with it the product, is imported.
+    early_config.grader_sources = Sources(early_config.known_args_namespace.rootdir or os.getcwd()).install()
+
+
 def pytest_configure(config):
     request, handle = fetch()
     send = make_send(handle, bytes.fromhex(request.pop("key")))
-    recorder = make_plugin(pytest, request, send)
+    recorder = make_plugin(pytest, request, send, config.grader_sources)
     send("ready")
 
     class End:

@@ -11,11 +11,12 @@ import os
 import sys
 
 from grader_channel import Done, Watch, is_foreign, make_canary  # pyright: ignore
+from grader_sources import Builtins, Sources  # pyright: ignore
 
 WATCHED = (
     "_pytest.runner", "_pytest.reports", "_pytest.python", "_pytest.unittest", "_pytest.nodes",
     "_pytest.main", "_pytest.outcomes", "_pytest.skipping", "_pytest._code.code", "_pytest.fixtures",
-    "_pytest.python_api", "_pytest.raises", "unittest.case",
+    "_pytest.python_api", "_pytest.raises", "unittest.case", "pytest",
 )  # fmt: skip
 """Modules whose functions must not change while tests run, beside all of pluggy."""
 
@@ -36,7 +37,7 @@ def status_of(reports, returned):
     return "error"
 
 
-def make_plugin(pytest, request, send):
+def make_plugin(pytest, request, send, sources):
     """The reporting plugin."""
     canary, done, dead_files = request["canary"], Done(request["done"]), set(request["dead_files"])
 
@@ -49,6 +50,8 @@ def make_plugin(pytest, request, send):
             if self.nodeid in dead_files:
                 return []
             name = name_of_canary(self.config)
+            if self.config.getoption("assertmode", "") == "plain":  # Otherwise pytest's own loader is used.
+                sources.check_module(self.obj, str(self.fspath))
             setattr(self.obj, name, make_canary(name, self.obj.__name__, False))
             send("scope", self.nodeid + "::")
             return super().collect()
@@ -62,6 +65,7 @@ def make_plugin(pytest, request, send):
             self.finished = False
             self.session = None
             self.changed = tuple
+            self.builtins = Builtins()
 
         @pytest.hookimpl(trylast=True)
         def pytest_sessionstart(self, session):
@@ -103,17 +107,30 @@ def make_plugin(pytest, request, send):
             kept = [item for item in items if not done.take(item.nodeid)]
             if len(kept) != len(items):
                 items[:] = kept
+            for item in items:
+                sources.note(item, getattr(item, "obj", None))
+
+        def check(self, item):
+            """Whether the test is still what was collected."""
+            name = getattr(item, "originalname", None) or item.name
+            sources.check(item, getattr(item, "obj", None), name, str(item.fspath))
+            if {"runtest", "setup", "teardown"}.intersection(vars(item)):
+                sources.problems.add("the test function was replaced: " + name)
 
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
         def pytest_runtest_protocol(self, item):
             self.reports, self.returned = [], 0
             send("begin", item.nodeid)
+            self.tampered.update(self.builtins.changed())
             yield
+            self.tampered.update(self.builtins.changed())
             send("end", item.nodeid, status_of(self.reports, self.returned))
 
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
         def pytest_runtest_call(self, item):
+            self.check(item)
             outcome = yield
+            self.check(item)
             if outcome.excinfo is None:
                 self.returned += 1
             self.tampered.update(self.changed())
@@ -138,7 +155,8 @@ def make_plugin(pytest, request, send):
 
         def finish(self, status):
             failed = getattr(self.session, "testsfailed", -1)
-            send("finish", status, self.finished and failed == self.failed_reports, sorted(self.tampered))
+            agree = self.finished and failed == self.failed_reports
+            send("finish", status, agree, sorted(self.tampered | sources.problems))
 
     return Recorder()
 
@@ -167,7 +185,8 @@ def run(request, send):
         sys.path.insert(0, request["workdir"])
     args = arguments(request)
     sys.argv[:] = ["pytest", *args]
-    recorder = make_plugin(pytest, request, send)
+    sources = Sources(request["workdir"], request["targets"]).install()
+    recorder = make_plugin(pytest, request, send, sources)
     send("ready")
     status = int(pytest.main(args, plugins=[recorder]))
     recorder.finish(status)

@@ -16,6 +16,7 @@ import unittest
 import unittest.util
 
 from grader_channel import Done, Watch, make_canary  # pyright: ignore
+from grader_sources import Builtins, Sources  # pyright: ignore
 
 WATCHED = (
     "unittest.case", "unittest.suite", "unittest.result", "unittest.runner", "unittest.loader",
@@ -38,6 +39,8 @@ class Reporter:
         self.failures = 0
         self.order = []
         self.changed = tuple
+        self.builtins = Builtins()
+        self.sources = Sources(request["workdir"], request["targets"]).install()
 
     def run(self, original, runner, suite):
         """Stands for `TextTestRunner.run`."""
@@ -99,6 +102,7 @@ class Reporter:
         method = getattr(test, name, None) if name else None
         if method is None:
             return
+        self.sources.note(id(test), method)
         if inspect.iscoroutinefunction(method):
 
             @functools.wraps(method)
@@ -120,6 +124,15 @@ class Reporter:
         except AttributeError:  # A class with slots: not seen to return, so never passed.
             return
 
+    def check(self, test):
+        """Whether the test and the built-in functions are still what they were."""
+        self.tampered.update(self.builtins.changed())
+        name = getattr(test, "_testMethodName", None)
+        method = getattr(type(test), name, None) if name else None
+        if method is not None and id(test) in self.sources.noted:
+            module = sys.modules.get(type(test).__module__)
+            self.sources.check(id(test), method, name, getattr(module, "__file__", None))
+
     def result_class(self, base):
         """A result that reports and otherwise is the runner's own."""
         reporter = self
@@ -127,12 +140,14 @@ class Reporter:
         class Result(base):
             def startTest(self, test):  # noqa: N802
                 reporter.outcomes, reporter.returned = [], 0
+                reporter.check(test)
                 reporter.send("begin", test.id())
                 super().startTest(test)
 
             def stopTest(self, test):  # noqa: N802
                 super().stopTest(test)
                 reporter.tampered.update(reporter.changed())
+                reporter.check(test)
                 # Python 3.12.1 tells of a skipped test without starting it; `note` has reported it then.
                 if reporter.outcomes is not None:
                     status = status_of(reporter.outcomes, reporter.returned)
@@ -245,5 +260,10 @@ def run(request, send):
         status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         if isinstance(end.code, str):
             sys.stderr.write(end.code + "\n")
-    send("finish", int(status), reporter.finished and reporter.agree, sorted(reporter.tampered))
+    send(
+        "finish",
+        int(status),
+        reporter.finished and reporter.agree,
+        sorted(reporter.tampered | reporter.sources.problems),
+    )
     return int(status)

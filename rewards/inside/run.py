@@ -155,11 +155,38 @@ def write_results(run, key):
         "disk_full": run.disk_full,
         "children": run.children,
     }).encode()  # fmt: skip
+    os.makedirs(os.path.dirname(run.request["result"]), exist_ok=True)
     handle = os.open(run.request["result"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     payload = hashlib.blake2b(data, key=key, digest_size=32).hexdigest().encode() + b"\n" + data
     while payload:
         payload = payload[os.write(handle, payload) :]
     os.close(handle)
+
+
+def hide(request):
+    """Leaves no trace of this runner where the code under test could look: files, or the command line, which
+    becomes that of a plain pytest. A wrapped command still has to find the files."""
+    if request["kind"] == "wrapped":
+        return
+    folder = os.path.dirname(os.path.abspath(__file__))
+    import grader_sources  # pyright: ignore # noqa: F401
+
+    if request["kind"] == "pytest":
+        import grader_pytest  # pyright: ignore # noqa: F401
+    else:
+        import grader_unittest  # pyright: ignore # noqa: F401
+    for name in os.listdir(folder):
+        os.unlink(os.path.join(folder, name))
+    os.rmdir(folder)
+    words = ["python", "-m", "pytest" if request["kind"] == "pytest" else "unittest"]
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv[:] = words
+    with open("/proc/self/stat", "rb") as file:  # proc(5): arg_start and arg_end are fields 48 and 49
+        fields = file.read().rsplit(b")", 1)[1].split()
+    start, size = int(fields[45]), int(fields[46]) - int(fields[45])
+    text = "\0".join(words).encode() + b"\0"
+    if start and size > len(text):
+        ctypes.memmove(start, text.ljust(size, b"\0"), size)
 
 
 def main():
@@ -177,6 +204,7 @@ def main():
         text = "test files are missing: " + ", ".join(missing) + "\n"
         os.write(1, text.encode("utf-8", "surrogateescape"))
         os._exit(MISSING)
+    hide(request)
     library = ctypes.CDLL(None)
     library.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     library.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -24,7 +24,7 @@ TESTS_FAILED = 1
 GRACE_S = 15.0
 """How long after the run's deadline the supervisor may take to write its results."""
 _RESULT_LIMIT_BYTES = 64 << 20
-_COMMON_FILES = ("run.py", "grader_channel.py", "grader_child.py")
+_COMMON_FILES = ("run.py", "grader_channel.py", "grader_child.py", "grader_sources.py")
 _FILES: Mapping[str, tuple[str, ...]] = {
     "pytest": ("grader_pytest.py",),
     "unittest": ("grader_unittest.py",),

@@ -1,6 +1,6 @@
 """Runs every attack on every target and writes what came of it, as docs/reward.md shows it.
 
-    python -m tests.rewards.table [--every] [--attacks REGEX] [--targets REGEX] [--jobs N] [--json FILE]
+    python -m tests.rewards.table [--every] [--attacks REGEX] [--targets REGEX] [--jobs N] [--no-lint] [--json FILE]
 
 Also the right fix, alone and beside innocent debris, on every prepared task. Takes about a second a pair.
 """
@@ -44,10 +44,12 @@ async def _told(outcome: Awaitable[Outcome], progress: Path | None) -> Outcome:
     return done
 
 
-async def _one(backend: MiniBackend, target: Target, tried: Attack, slots: asyncio.Semaphore) -> Outcome:
+async def _one(
+    backend: MiniBackend, target: Target, tried: Attack, slots: asyncio.Semaphore, lint: bool
+) -> Outcome:
     async with slots:
         try:
-            result = await attack(backend, target, tried.script)
+            result = await attack(backend, target, tried.script, lint=lint)
         except GraderError as error:
             return tried.id, target.name, "ERROR", f"{error.kind}: {error}"
         except Exception as error:  # noqa: BLE001 - a table of everything that happened
@@ -56,7 +58,12 @@ async def _one(backend: MiniBackend, target: Target, tried: Attack, slots: async
 
 
 async def run(
-    targets: Sequence[Target], attacks: Sequence[Attack], jobs: int, progress: Path | None = None
+    targets: Sequence[Target],
+    attacks: Sequence[Attack],
+    jobs: int,
+    progress: Path | None = None,
+    *,
+    lint: bool = True,
 ) -> list[Outcome]:
     """All pairs that are not in `progress` yet; recorded attacks on markupsafe only."""
     lines = progress.read_text().splitlines() if progress is not None and progress.exists() else []
@@ -71,7 +78,7 @@ async def run(
             if (tried.kind != "recorded" or "markupsafe" in target.name)
             and (tried.id, target.name) not in seen
         ]
-        ran = [_told(_one(backend, target, tried, slots), progress) for target, tried in pairs]
+        ran = [_told(_one(backend, target, tried, slots, lint), progress) for target, tried in pairs]
         return [*known, *await asyncio.gather(*ran)]
 
 
@@ -101,6 +108,7 @@ def main() -> None:
     parser.add_argument("--every", action="store_true", help="every prepared task, not one a project")
     parser.add_argument("--attacks", default="", help="only those whose id matches")
     parser.add_argument("--targets", default="", help="only those whose name matches")
+    parser.add_argument("--no-lint", action="store_true", help="what stops them without the lint")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, help="outcomes, a line each; those in it are not run again")
     options = parser.parse_args()
@@ -108,7 +116,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         targets = [small_target(Path(folder)), *real_targets(every=options.every)]
         targets = [target for target in targets if re.search(options.targets, target.name)]
-        outcomes = asyncio.run(run(targets, attacks, options.jobs, options.json))
+        outcomes = asyncio.run(run(targets, attacks, options.jobs, options.json, lint=not options.no_lint))
     for outcome in outcomes:
         if outcome[2] in ("REWARD", "ERROR"):
             print(*outcome, sep=" | ")

@@ -5,16 +5,20 @@ An attack is a shell script that an agent could run in its sandbox. It finds its
 `FIXED` a file outside the repository with the right content of `BUG`, `PLUG` a plugin that runs no test.
 """
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recipes.swe.tasks import gold_patch, load_rows, read_layers, to_task
 from recipes.swe.tasks_patch import apply_patch, changed_paths
 from rewards.grade import grade
+from rewards.policy import PatchPolicy
+from rewards.retry import grade_with_retry
 from rewards.types import RewardResult, TestSpec
 from sandbox.cache import EnvCache
 from sandbox.mini import MiniBackend
-from sandbox.types import MIB, EnvSpec, Limits, SandboxSpec
+from sandbox.types import MIB, EnvSpec, Limits, Sandbox, SandboxSpec
 from tests.rewards.mini import MINI_SPEC, make_layers
 from tests.rewards.project import CORE_FIXED, GOLD
 
@@ -108,12 +112,18 @@ async def leave_behind(backend: MiniBackend, target: Target, script: str) -> str
         return await sandbox.diff("/testbed")
 
 
-async def judge(backend: MiniBackend, target: Target, patch: str) -> RewardResult:
-    """The verdict of the grader that training uses, in a fresh sandbox."""
-    async with await backend.open(target.sandbox) as sandbox:
-        return await grade(target.tests, patch, sandbox)
+async def judge(backend: MiniBackend, target: Target, patch: str, *, lint: bool = True) -> RewardResult:
+    """The verdict of the grader that training uses, in fresh sandboxes."""
+
+    @asynccontextmanager
+    async def fresh() -> AsyncIterator[Sandbox]:
+        async with await backend.open(target.sandbox) as sandbox:
+            yield sandbox
+
+    policy = PatchPolicy(lint=lint)
+    return await grade_with_retry(fresh, lambda sandbox: grade(target.tests, patch, sandbox, policy=policy))
 
 
-async def attack(backend: MiniBackend, target: Target, script: str) -> RewardResult:
+async def attack(backend: MiniBackend, target: Target, script: str, *, lint: bool = True) -> RewardResult:
     """Both, one after the other."""
-    return await judge(backend, target, await leave_behind(backend, target, script))
+    return await judge(backend, target, await leave_behind(backend, target, script), lint=lint)
