@@ -158,16 +158,20 @@ class Helper:
         with sock:
             try:
                 self._start(request, sock, extra)
+            except BrokenPipeError:
+                # The member died this moment. End of file without a word tells the owner to ask again.
+                return
             except (OSError, ValueError) as error:  # ValueError: a path no system call takes
                 wire.send(sock, {"fatal": str(error)})
-        for fd in extra:
-            os.close(fd)
+            finally:
+                for fd in extra:
+                    os.close(fd)
 
     def _start(self, request: wire.Message, sock: socket.socket, extra: list[int]) -> None:
         own_network = request["network"] == "none"
-        paths = [*request["layers"], *(source for source, _, _ in request["binds"])]
+        binds = [source for source, _, _ in request["binds"]]
         # A layer on an overlay or network file system: this sandbox's root keeps our id outside.
-        shifted = self._shifted and self._stage.can_shift(paths)
+        shifted = self._shifted and self._stage.can_shift(request["layers"], binds)
         if request["fork_of"]:
             member = self._make_like(request["fork_of"], own_network=own_network)
         elif own_network and shifted == self._shifted:
