@@ -106,6 +106,8 @@ def _decode(text: str, key: str) -> RewardResult:
     version, found, verdict = cast(tuple[Any, Any, dict[str, Any]], json.loads(body))
     if version != _FORMAT or found != key:
         raise ValueError("it belongs to something else")
-    return RewardResult(
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in verdict.items()}
-    )
+    fields: dict[str, Any] = {
+        name: tuple(cast(list[Any], value)) if isinstance(value, list) else value
+        for name, value in verdict.items()
+    }
+    return RewardResult(**fields)
