@@ -106,8 +106,8 @@ def _parser() -> argparse.ArgumentParser:
     probe = add("probe", "what this machine can do for sandboxes, found out by trying", _probe)
     probe.add_argument("--json", action="store_true", help="for programs")
     probe.add_argument("--layers", type=Path, metavar="DIR", help="where layers will lie (default: here)")
-    add("conformance", "check on real sandboxes that all works as promised", _conformance)
-    for sub in (run, shell, ls, gc):
+    conformance = add("conformance", "check on real sandboxes that all works as promised", _conformance)
+    for sub in (run, shell, ls, gc, conformance):
         sub.add_argument(
             "--state-dir",
             type=Path,

@@ -27,14 +27,15 @@ def ls(options: argparse.Namespace) -> int:
     if not owners:
         _print("no sandbox of yours is open")
     for owner in owners:
-        used = [sandbox for sandbox in owner.sandboxes if sandbox.name]
+        used = [sandbox for sandbox in owner.sandboxes if not sandbox.spare]
         spare = len(owner.sandboxes) - len(used)
         made_ahead = f", {spare} made ahead" if spare else ""
         _print(f"owner {owner.pid}  {_age(owner.age_s)}  {len(used)} open{made_ahead}  {owner.command[:80]}")
         for sandbox in used:
             _print(
-                f"  {sandbox.name}  pid {sandbox.pid}  {_age(sandbox.age_s)}  {sandbox.processes} processes  "
-                f"{sandbox.memory_bytes / (1 << 20):.1f} MiB  {sandbox.cpu_s:.2f} s cpu"
+                f"  {sandbox.name or '-'}  pid {sandbox.pid}  {_age(sandbox.age_s)}  "
+                f"{sandbox.processes} processes  {sandbox.memory_bytes / (1 << 20):.1f} MiB  "
+                f"{sandbox.cpu_s:.2f} s cpu"
             )
     return _OK
 
@@ -80,15 +81,17 @@ def probe(options: argparse.Namespace) -> int:
 
 
 async def conformance(options: argparse.Namespace) -> int:
-    """Run the suite; nothing else is printed than one line a check."""
-    from sandbox.conformance import run_all
+    """Run the suite; nothing else is printed than one line a check, as it comes."""
+    from sandbox.conformance import Outcome, outcomes
     from sandbox.mini import MiniBackend
 
     started = time.monotonic()
-    async with MiniBackend() as backend:
-        outcomes = await run_all(backend)
-    for outcome in outcomes:
-        _print(f"{'ok    ' if outcome.passed else 'FAILED' if outcome.problem else 'no    '} {outcome}")
-    passed = sum(outcome.passed for outcome in outcomes)
-    _print(f"{passed} of {len(outcomes)} checks passed in {time.monotonic() - started:.1f} s")
-    return _FAILED if any(outcome.problem for outcome in outcomes) else _OK
+    seen: list[Outcome] = []
+    async with MiniBackend(state_dir=options.state_dir) as backend:
+        async for outcome in outcomes(backend):
+            seen.append(outcome)
+            _print(f"{'ok    ' if outcome.passed else 'FAILED' if outcome.problem else 'no    '} {outcome}")
+            sys.stdout.flush()
+    passed = sum(outcome.passed for outcome in seen)
+    _print(f"{passed} of {len(seen)} checks passed in {time.monotonic() - started:.1f} s")
+    return _FAILED if any(outcome.problem for outcome in seen) else _OK

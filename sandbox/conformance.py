@@ -6,6 +6,7 @@ attribute `lacks`; checks that need it are then reported as not run, never as pa
 """
 
 import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from sandbox import (
@@ -20,7 +21,7 @@ from sandbox import (
 from sandbox.conformance_base import Check, ConformanceError, Need
 from sandbox.types import Backend
 
-__all__ = ["CHECKS", "Check", "ConformanceError", "Need", "Outcome", "run_all"]
+__all__ = ["CHECKS", "Check", "ConformanceError", "Need", "Outcome", "outcomes", "run_all"]
 
 _CHECK_TIMEOUT_S = 120
 
@@ -81,7 +82,13 @@ class Outcome:
 
 async def run_all(backend: Backend) -> tuple[Outcome, ...]:
     """Every check in turn, whatever the others did."""
-    return tuple([await _outcome(check, backend) for check in CHECKS])
+    return tuple([outcome async for outcome in outcomes(backend)])
+
+
+async def outcomes(backend: Backend) -> AsyncGenerator[Outcome]:
+    """`run_all`, one by one as they come."""
+    for check in CHECKS:
+        yield await _outcome(check, backend)
 
 
 async def _outcome(check: Check, backend: Backend) -> Outcome:

@@ -124,7 +124,9 @@ class Helper:
                 if received is None:
                     return
                 self._handle(*received)
-            elif not ready:
+            if ready:
+                self._pool.postpone()
+            else:
                 self._pool.refill()
 
     def shut_down(self) -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from sandbox import cgroup, process
+from sandbox.start import SANDBOX_NAME, SPARE_NAME
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_SANDBOX, _SPARE = SANDBOX_NAME.decode(), SPARE_NAME.decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,9 @@ class LiveSandbox:
     """One sandbox."""
 
     name: str
-    """Its id, or '' for one that the helper made ahead and nobody uses yet."""
+    """Name of its cgroup directory, or '' without cgroups."""
+    spare: bool
+    """The helper made it ahead, and nobody uses it yet."""
     pid: int
     """Its first process, as seen from outside."""
     age_s: float
@@ -80,8 +84,12 @@ def _owner(path: Path, table: dict[int, _Process]) -> LiveOwner:
     pid = process.pid_of(path.name)
     helper_tag = str(record.get("helper", ""))
     helper = process.pid_of(helper_tag) if helper_tag and process.is_alive(helper_tag) else 0
-    inits = [each for each, seen in table.items() if helper and seen.parent == helper]
-    sandboxes = [_sandbox(init, table, record.get("cgroups", [])) for init in inits]
+    children = [each for each, seen in table.items() if helper and seen.parent == helper]
+    sandboxes = [
+        _sandbox(child, name == _SPARE, table, record.get("cgroups", []))
+        for child in children
+        if (name := _text(Path(f"/proc/{child}/comm"))) in (_SANDBOX, _SPARE)
+    ]
     return LiveOwner(
         pid=pid,
         command=_command(pid),
@@ -98,13 +106,14 @@ def _record(path: Path) -> dict[str, Any]:
         return {}  # it is only starting
 
 
-def _sandbox(init: int, table: dict[int, _Process], cgroups: list[str]) -> LiveSandbox:
+def _sandbox(init: int, spare: bool, table: dict[int, _Process], cgroups: list[str]) -> LiveSandbox:
     members = _tree(init, table)
     name = _cgroup_name(init)
     memory, cpu = _from_cgroups(cgroups, name) if name else (None, None)
     seen = [table[pid] for pid in members]
     return LiveSandbox(
         name=name,
+        spare=spare,
         pid=init,
         age_s=_age(table.get(init)),
         processes=len(members),

@@ -57,9 +57,10 @@ class Stage:
         self._make_dev()
         self._make_skeleton("plain", network=False)
 
-    def can_shift(self, paths: Iterable[str]) -> bool:
-        """Whether all these layers and binds can be idmapped; decided once per file system."""
-        return all(self._can_shift(self._source(path)) for path in paths)
+    def can_shift(self, layers: Iterable[str], binds: Iterable[str]) -> bool:
+        """Whether all these can be idmapped; decided once per file system."""
+        sources = [*map(self._source, layers), *binds]
+        return all(map(self._can_shift, sources))
 
     def _can_shift(self, path: str) -> bool:
         device = os.stat(path).st_dev
@@ -76,9 +77,9 @@ class Stage:
 
     def fixed(self, userns: int, *, network: bool) -> list[Tree]:
         """What every root has: the host's programs and the skeleton. `userns`: of the sandbox, or -1."""
-        trees = [(self._tree("/usr", userns if self.can_shift(["/usr"]) else -1), "usr")]
+        trees = [(self._tree("/usr", userns if self._can_shift("/usr") else -1), "usr")]
         for index, path in enumerate(host_directories()):
-            shift = userns if self.can_shift([path]) else -1
+            shift = userns if self._can_shift(path) else -1
             trees.append((self._tree(path, shift), self._slot(f"host{index}", path)))
         kind = "network" if network else "plain"
         if not os.path.isdir(os.path.join(self._skeletons, kind)):

@@ -14,6 +14,9 @@ from typing import NamedTuple, NoReturn
 from sandbox import cgroup, mounts, namespaces, seccomp, syscalls, wire
 from sandbox.init import Init
 
+SPARE_NAME, SANDBOX_NAME = b"spare", b"sandbox"
+"""Names of the process before and after its request came, by which `sandbox.listing` tells them apart."""
+
 
 class Embryo(NamedTuple):
     """What the helper gives to a new child."""
@@ -86,6 +89,7 @@ def _report(sock: socket.socket | None, error: BaseException) -> int:
 def _prepare(embryo: Embryo) -> Exception | None:
     """Everything before the request; what went wrong is told when there is somebody to tell."""
     try:
+        syscalls.set_name(SPARE_NAME)
         cgroup.walk_in(embryo.doors)
         # Until the maps are written this process has no id inside, user_namespaces(7).
         if os.read(embryo.release, 1) != b"g":
@@ -107,6 +111,7 @@ def _prepare(embryo: Embryo) -> Exception | None:
 
 def _finish(embryo: Embryo, request: wire.Message, fds: list[int]) -> list[int]:
     """Returns the descriptors that the owner gets: of the upper layer, and of the proxy's socket if any."""
+    syscalls.set_name(SANDBOX_NAME)
     limits = request["limits"]
     handed = [
         mounts.finish(

@@ -232,6 +232,12 @@ def prctl_pointer(option: int, arg2: int, pointer: object) -> None:
     _check(result, f"prctl {option}")
 
 
+def set_name(name: bytes) -> None:
+    """Name this process as /proc/PID/comm shows it, 15 bytes at most, prctl(2)."""
+    buffer = ctypes.create_string_buffer(name)
+    prctl(PR_SET_NAME, ctypes.addressof(buffer))
+
+
 def drop_all_capabilities() -> None:
     """Empty the permitted, effective and inheritable sets of this thread, capset(2)."""
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)

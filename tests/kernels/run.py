@@ -1,4 +1,4 @@
-"""Boots another kernel in qemu over this machine's files and runs the sandbox's probe and conformance suite.
+"""Boots another kernel in qemu over this machine's files and runs what `guest.py` lists there.
 
 `python tests/kernels/run.py UNPACKED_KERNEL_PACKAGE` with a Debian `linux-image-*-amd64` unpacked by
 `dpkg-deb -x` (nothing is installed). Needs qemu-system-x86, busybox-static and cpio. The guest sees this
@@ -7,6 +7,7 @@ and a half to the first result on a busy machine. Not a test of pytest's: what i
 """
 
 import argparse
+import compileall
 import shutil
 import subprocess
 import sys
@@ -34,10 +35,9 @@ echo "kernel $($b uname -r)"
 $b cat > /new/tmp/main <<'MAIN'
 cd @SOURCE@
 cat /sys/fs/cgroup/cgroup.controllers
+for c in $(cat /sys/fs/cgroup/cgroup.controllers); do echo +$c > /sys/fs/cgroup/cgroup.subtree_control; done
 mkdir /sys/fs/cgroup/me; echo $$ > /sys/fs/cgroup/me/cgroup.procs
-for command in "probe --layers /tmp" "run -- cat /proc/self/cgroup" conformance; do
-  echo "== $command"; timeout 900 @PYTHON@ -m sandbox $command; echo "== status $?"
-done
+@PYTHON@ guest.py @STEPS@
 echo o > /proc/sysrq-trigger; sleep 60
 MAIN
 # Not chroot: a process in one may make no user namespace, user_namespaces(7).
@@ -45,7 +45,7 @@ exec $b switch_root /new /usr/bin/env -i PATH=/usr/bin:/bin HOME=/tmp PYTHONDONT
 """
 
 
-def _initramfs(package: Path, work: Path, source: Path) -> Path:
+def _initramfs(package: Path, work: Path, source: Path, steps: str) -> Path:
     root = work / "root"
     for name in ("bin", "m", "proc", "sys", "dev", "new"):
         (root / name).mkdir(parents=True)
@@ -56,7 +56,11 @@ def _initramfs(package: Path, work: Path, source: Path) -> Path:
             if copied.suffix == ".xz":
                 subprocess.run(["unxz", copied], check=True)
     init = root / "init"
-    init.write_text(_INIT.replace("@SOURCE@", str(source)).replace("@PYTHON@", sys.executable))
+    values = {"@SOURCE@": str(source), "@PYTHON@": sys.executable, "@STEPS@": steps}
+    text = _INIT
+    for mark, value in values.items():
+        text = text.replace(mark, value)
+    init.write_text(text)
     init.chmod(0o755)
     target = work / "initramfs"
     names = b"\n".join(str(path.relative_to(root)).encode() for path in [root, *sorted(root.rglob("*"))])
@@ -71,18 +75,26 @@ def main() -> int:
     """Print what the guest printed; qemu's status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("package", type=Path)
+    parser.add_argument("steps", nargs="*", help="WHO or WHO:COMMAND, see guest.py")
     parser.add_argument("--memory", default="2048", help="MiB of the guest")
     options = parser.parse_args()
     (kernel,) = options.package.glob("boot/vmlinuz-*")
     # Not below /tmp, which is the guest's own; a copy, since somebody may be editing.
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
         work = Path(name)
-        shutil.copytree(_REPOSITORY / "sandbox", work / "source" / "sandbox")
+        work.chmod(0o755)
+        source = work / "source"
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(_REPOSITORY / "sandbox", source / "sandbox", ignore=ignored)
+        shutil.copy(Path(__file__).with_name("guest.py"), source)
+        # Under emulation a compilation at every start would double the time.
+        compileall.compile_dir(source, quiet=1)
+        initramfs = _initramfs(options.package, work, source, " ".join(options.steps))
         share = "local,path=/,security_model=none,mount_tag=root,readonly=on,multidevs=remap"
         return subprocess.run(
             ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2",
              "-m", options.memory, "-display", "none", "-serial", "stdio", "-monitor", "none", "-no-reboot",
-             "-kernel", kernel, "-initrd", _initramfs(options.package, work, work / "source"),
+             "-kernel", kernel, "-initrd", initramfs,
              "-append", "console=ttyS0 quiet panic=-1", "-virtfs", share],
             check=False,
         ).returncode  # fmt: skip

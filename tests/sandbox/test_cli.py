@@ -212,7 +212,8 @@ def test_ls_shows_what_lives_and_gc_takes_what_died(
     done = _cli("ls", "--json", "--state-dir", state_dir)
     (owner,) = json.loads(done.stdout)
     assert owner["pid"] == running.pid and "sleep 987" in owner["command"]
-    (sandbox,) = [each for each in owner["sandboxes"] if each["processes"] >= 3]
+    (sandbox,) = [each for each in owner["sandboxes"] if not each["spare"]]
+    assert sandbox["processes"] == 3  # the first one, sh, sleep
     assert sandbox["memory_bytes"] > 100_000 and 0 <= sandbox["age_s"] < 600
     assert process.start_time(sandbox["pid"]) is not None
     shown = _cli("ls", "--state-dir", state_dir).stdout.decode()

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from uv import find_uv_bin
 
 from sandbox import proxy
 from sandbox.allowlist import AllowList, address_problem, normal_host, parse_rule
@@ -500,7 +501,10 @@ async def test_without_a_list_there_is_no_proxy(backend: MiniBackend) -> None:
         assert result.output.startswith(b"0\n") and result.exit_status != 0
 
 
-async def test_pip_installs_through_it(backend: MiniBackend, interpreter: BindMount) -> None:
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+async def test_packages_install_through_it(
+    installer: str, backend: MiniBackend, interpreter: BindMount
+) -> None:
     """From the index that pip on this machine is set to, which set-up needs too."""
     listing = await asyncio.to_thread(
         subprocess.run,
@@ -515,15 +519,18 @@ async def test_pip_installs_through_it(backend: MiniBackend, interpreter: BindMo
     entry = f"{host}:{url.port}" if url.port else host
     certificates = ssl.get_default_verify_paths().cafile or os.environ.get("SSL_CERT_FILE", "")
     bundle = os.environ.get("PIP_CERT") or certificates
-    binds = [interpreter, *([BindMount(Path(bundle).resolve(), "/opt/ca.pem")] if bundle else [])]
-    env = _PYTHON_ENV | ({"PIP_CERT": "/opt/ca.pem"} if bundle else {})
+    binds = [interpreter, BindMount(Path(find_uv_bin()), "/opt/uv")]
+    binds += [BindMount(Path(bundle).resolve(), "/opt/ca.pem")] if bundle else []
+    env = _PYTHON_ENV | {"UV_HTTP_RETRIES": "0"}
+    env |= {"PIP_CERT": "/opt/ca.pem", "SSL_CERT_FILE": "/opt/ca.pem"} if bundle else {}
     spec = SandboxSpec(binds=tuple(binds), allowed_hosts=(entry, *files), env=env)
-    install = (
-        f"/opt/python/bin/python3 -m pip install -q --no-deps --target /tmp/t -i {index} iniconfig==2.0.0"
-    )
+    install = {
+        "pip": "/opt/python/bin/python3 -m pip install -q --retries 0",
+        "uv": "/opt/uv pip install -q --python /opt/python/bin/python3",
+    }[installer] + f" --no-deps --target /tmp/t -i {index} iniconfig==2.0.0"
     async with await backend.open(spec) as sandbox:
         result = await sandbox.exec(["sh", "-c", f"{install} 2>&1; ls /tmp/t"], timeout_s=200)
         assert b"iniconfig\n" in result.output, (result.text, sandbox.refused)
     async with await backend.open(SandboxSpec(binds=tuple(binds), env=env)) as sealed:
-        result = await sealed.exec(["sh", "-c", f"{install} --retries 0 2>&1"], timeout_s=200)
-        assert result.exit_status != 0
+        result = await sealed.exec(["sh", "-c", f"{install} 2>&1"], timeout_s=200)
+        assert result.exit_status != 0, result.text
