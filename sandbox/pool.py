@@ -12,6 +12,7 @@ from collections.abc import Callable
 from sandbox.nursery import Member
 
 _REFILL_DELAY_S = 0.025
+_LONGEST_DELAY_S = 0.25
 _AFTER_FAILURE_S = 1.0
 
 
@@ -23,11 +24,18 @@ class Pool:
         self._size = size
         self._members: list[Member] = []
         self._due = time.monotonic()
+        self._emptied = self._due
 
     def take(self) -> Member:
         """A member made ahead, else one made now. Raises OSError when that fails."""
-        self._due = time.monotonic() + _REFILL_DELAY_S
+        if len(self._members) == self._size:
+            self._emptied = time.monotonic()
+        self.postpone()
         return self._members.pop() if self._members else self._make()
+
+    def postpone(self) -> None:
+        """Something else is going on: fill later, but not much later than the first member was taken."""
+        self._due = min(time.monotonic() + _REFILL_DELAY_S, self._emptied + _LONGEST_DELAY_S)
 
     def wait_ms(self) -> int | None:
         """How long to wait before `refill`, or None while the pool is full."""
@@ -41,6 +49,7 @@ class Pool:
             return
         try:
             self._members.append(self._make())
+            self._due = time.monotonic() + _REFILL_DELAY_S / 4
         except OSError:
             # No memory or no process to spare: requests make their own and report what is wrong.
             self._due = time.monotonic() + _AFTER_FAILURE_S
