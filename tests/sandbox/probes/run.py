@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tests.sandbox.probes.world import World, build
 _REPOSITORY = Path(__file__).resolve().parents[3]
 _ORDINARY_ID = 65534
 _PROBE_LIMIT_S = 120.0
+_BEGIN, _END = "<!-- probes: begin -->", "<!-- probes: end -->"
 
 _BECOME_ORDINARY = """
 import os, sys
@@ -153,6 +155,9 @@ def table(results: dict[Mode, dict[str, dict[str, object]]]) -> str:
     """The table of docs/security.md."""
     modes = list(results)
     lines = [f"| probe | what is tried | {' | '.join(modes)} |", "|---|---|" + "---|" * len(modes)]
+    for mode in modes:
+        counts = Counter(str(result["outcome"]) for result in results[mode].values())
+        lines.insert(0, f"{mode}: {', '.join(f'{count} {name}' for name, count in counts.items())}\n")
     for kind in dict.fromkeys(probe.kind for probe in ALL):
         for probe in (each for each in ALL if each.kind == kind):
             cells: list[str] = []
@@ -166,11 +171,21 @@ def table(results: dict[Mode, dict[str, dict[str, object]]]) -> str:
     return "\n".join(lines)
 
 
+def write_between_markers(path: Path, text: str) -> None:
+    """Replace what stands between the two markers of a page."""
+    before, begin, rest = path.read_text().partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"{path} has no markers {_BEGIN} and {_END}")
+    path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.sandbox.probes", description=__doc__)
     parser.add_argument("--modes", default="root,user,unshifted", help="comma-separated; the columns")
     parser.add_argument("--here", metavar="MODE", help="run one mode in this process and print JSON")
+    parser.add_argument("--write", type=Path, help="put the table into this file, between its markers")
     parser.add_argument("--details", action="store_true", help="each probe's result, not the table")
     parser.add_argument("probes", nargs="*", help="ids; all when none is given")
     options = parser.parse_args()
@@ -184,5 +199,8 @@ def main() -> None:
                 sys.stdout.write(
                     f"{mode} {name} {result['outcome']} {result['seconds']} {result['detail']}\n"
                 )
+        return
+    if options.write:
+        write_between_markers(options.write, table(results))
         return
     sys.stdout.write(table(results) + "\n")
