@@ -17,6 +17,7 @@ import pytest
 from sandbox import process
 from sandbox.cli import main
 from sandbox.listing import live_owners
+from tests.sandbox import ordinary_user
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _DEADLINE_S = 60.0
@@ -342,3 +343,36 @@ def test_shell_runs_another_program() -> None:
     terminal.expect(b"/dev/pts/0\r\nb\r\n")
     assert terminal.end() == 3
     terminal.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="all of the above already ran as an ordinary user")
+def test_commands_as_an_ordinary_user() -> None:
+    """Ids, files and `ls` of the user's own; `gc` and `probe` need no root."""
+    with ordinary_user.home() as target:
+        probed = ordinary_user.run(target, "-m", "sandbox", "probe")
+        if probed.returncode == 3:
+            pytest.skip(f"the kernel forbids it to ordinary users: {probed.stdout}")
+        assert (probed.returncode, probed.stderr) == (0, "")
+        layer = target / "tmp" / "layer"
+        (layer / "work").mkdir(parents=True)
+        (layer / "work" / "f").write_text("one\n")
+        for path in (layer, layer / "work", layer / "work" / "f"):
+            os.chown(path, ordinary_user.ORDINARY_ID, ordinary_user.ORDINARY_ID)
+        script = "id -u; cat f; echo two > f; exit 7"
+        done = ordinary_user.run(
+            target, "-m", "sandbox", "run", "--layer", str(layer), "--workdir", "/work", "--diff", "/work",
+            "--", "sh", "-c", script,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (7, "")
+        assert done.stdout.startswith("0\none\n") and "\n-one\n+two\n" in done.stdout
+        assert (layer / "work" / "f").read_text() == "one\n"
+        sleeper = ("-m", "sandbox", "run", "--", "sh", "-c", "echo begun; sleep 987")
+        with subprocess.Popen(ordinary_user.command(target, *sleeper), stdout=subprocess.PIPE) as started:
+            assert started.stdout and started.stdout.readline() == b"begun\n"
+            (owner,) = json.loads(ordinary_user.run(target, "-m", "sandbox", "ls", "--json").stdout)
+            assert owner["pid"] == started.pid
+            (seen,) = [each for each in owner["sandboxes"] if not each["spare"]]
+            assert seen["processes"] == 3 and seen["memory_bytes"] > 100_000
+            started.kill()
+        done = ordinary_user.run(target, "-m", "sandbox", "gc")
+        assert done.returncode == 0 and "1 directories" in done.stdout, (done.stdout, done.stderr)
