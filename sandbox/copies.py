@@ -105,7 +105,7 @@ def merge(sources: list[int], target: int, path: str = "", options: Options | No
     for name in names_of(sources):
         copy_name(sources, name, target, f"{path}/{name}", chosen)
     if sources:
-        _finish(sources[0], target, chosen)
+        copy_attributes(sources[0], target, chosen)
 
 
 def copy_name(sources: list[int], name: str, target: int, path: str, options: Options) -> None:
@@ -114,13 +114,11 @@ def copy_name(sources: list[int], name: str, target: int, path: str, options: Op
     try:
         if directories:
             # Its final mode comes last: a read-only directory could not be filled.
-            _make_directory(name, target)
-            child = open_directory(name, target)
-            if child is not None:
-                try:
-                    merge(directories, child, path, options)
-                finally:
-                    os.close(child)
+            child = enter_directory(name, target)
+            try:
+                merge(directories, child, path, options)
+            finally:
+                os.close(child)
         elif status is not None:
             source = next(each for each in sources if _has(each, name))
             _copy_entry(source, name, status, target, path, options)
@@ -129,11 +127,13 @@ def copy_name(sources: list[int], name: str, target: int, path: str, options: Op
             os.close(fd)
 
 
-def _make_directory(name: str, target: int) -> None:
+def enter_directory(name: str, target: int) -> int:
+    """A new directory in `target`, or the one that is there; OSError for anything else of that name."""
     try:
         os.mkdir(name, 0o700, dir_fd=target)
     except FileExistsError:
-        return  # the skeleton's: the mode of the layer is put on it
+        pass  # the skeleton's: the mode of the layer is put on it
+    return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=target)
 
 
 def _has(directory: int, name: str) -> bool:
@@ -182,7 +182,7 @@ def _copy_file(source: int, name: str, target: int, path: str, options: Options)
                 _write_all(writer, options.edit_file(path, os.pread(reader, size, 0)))
             elif not _clone(reader, writer):
                 _copy_data(reader, writer, size)
-            _finish(reader, writer, options)
+            copy_attributes(reader, writer, options)
         finally:
             os.close(writer)
     finally:
@@ -224,8 +224,8 @@ def _copy_data(reader: int, writer: int, size: int) -> None:
     os.ftruncate(writer, size)
 
 
-def _finish(source: int, target: int, options: Options) -> None:
-    """Owner, mode without set-id bits, times."""
+def copy_attributes(source: int, target: int, options: Options) -> None:
+    """Give `target` the owner asked for, and the source's mode without set-id bits and its times."""
     status = os.fstat(source)
     if options.owner is not None:
         os.fchown(target, options.owner, options.owner)

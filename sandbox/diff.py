@@ -12,7 +12,7 @@ import os
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,18 +63,25 @@ def read_regular(fd: int, path: str, limit_bytes: int) -> bytes:
         return b"".join(chunks)
 
 
-def make_patch(upper: int, layers: tuple[Path, ...], root: str, *, complete: bool = False) -> str:
+def make_patch(
+    upper: int, layers: tuple[Path, ...], root: str, *, complete: bool = False, covered: Sequence[str] = ()
+) -> str:
     """The patch of everything below `root`; empty when nothing changed. Blocks: call it in a thread.
 
-    `complete`: `upper` is a whole tree, copied from the layers, and not only what was written since."""
+    `complete`: `upper` is a whole tree, copied from the layers, and not only what was written since.
+    `covered`: absolute paths inside on which something is mounted; what lies there is not looked at."""
     parts = [part for part in root.split("/") if part]
+    hidden = [[part for part in path.split("/") if part] for path in covered]
+    if any(parts[: len(path)] == path for path in hidden):
+        return ""
     below = [_open_below(images.open_layer(str(layer)), parts) for layer in layers]
     top = _open_below(os.dup(upper), parts)
     lower = [fd for fd in below if fd is not None]
     try:
         if top is None:
             return ""
-        changes = _Changes(os.fstat(top).st_dev if complete else None)
+        below_root = ("/".join(path[len(parts) :]) for path in hidden if path[: len(parts)] == parts)
+        changes = _Changes(os.fstat(top).st_dev if complete else None, frozenset(below_root))
         changes.walk(top, lower, "", 0)
         return changes.patch()
     finally:
@@ -157,10 +164,11 @@ def _same_bytes(one: int, other: int, name: str) -> bool:
 class _Changes:
     """Old and new state of every path that may differ."""
 
-    def __init__(self, complete_on: int | None) -> None:
+    def __init__(self, complete_on: int | None, covered: frozenset[str]) -> None:
         """`complete_on`: device of a tree that is complete; what is on another one is a mount, which nothing
-        inside can have changed."""
+        inside can have changed. `covered`: paths left out."""
         self._complete_on = complete_on
+        self._covered = covered
         self._old: dict[str, _Entry] = {}
         self._new: dict[str, _Entry] = {}
         self._bytes = 0
@@ -178,6 +186,7 @@ class _Changes:
             status = _stat(upper, name)
             if (
                 status is None
+                or prefix + name in self._covered
                 or _skipped(name, status.st_mode)
                 or self._untouched(upper, lower, name, status)
             ):
@@ -256,6 +265,8 @@ class _Changes:
 
     def _take_old(self, lower: list[int], name: str, prefix: str) -> None:
         """Record what the layers below show under `name`, a whole tree if it is a directory."""
+        if prefix + name in self._covered:
+            return
         for directory in lower:
             status = _stat(directory, name)
             if status is None:

@@ -26,9 +26,11 @@ _HELPER = "import sys; sys.path.insert(0, sys.argv.pop()); from sandbox.helper i
 class HelperHandle:
     """One helper. `await start()` once, `await stop()` in the end, also after its death."""
 
-    def __init__(self, state_root: Path, pool_size: int) -> None:
+    def __init__(self, state_root: Path, pool_size: int, mode: str) -> None:
+        """`mode`: one of `sandbox.overlay.Mode`, or `best`."""
         self._state_root = state_root
         self._pool_size = pool_size
+        self._mode = mode
         self._directory: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Link | None = None
@@ -60,7 +62,8 @@ class HelperHandle:
             # Takes a millisecond and must stay in this thread: asyncio's own would add a child watcher.
             self._process = subprocess.Popen(  # noqa: ASYNC220
                 [sys.executable, "-I", "-S", "-c", _HELPER, str(theirs.fileno()), str(owner),
-                 str(self._directory), str(self._pool_size), str(Path(__file__).resolve().parent.parent)],
+                 str(self._directory), str(self._pool_size), self._mode,
+                 str(Path(__file__).resolve().parent.parent)],
                 pass_fds=(theirs.fileno(),), env=_helper_environment(), cwd="/",
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 
-from sandbox import namespaces, seccomp, syscalls, wire
+from sandbox import namespaces, overlay, seccomp, syscalls, wire
 from sandbox.cgroup import Cgroups
 from sandbox.nursery import Member, Nursery
 from sandbox.pool import Pool
@@ -20,7 +20,7 @@ from sandbox.stage import Stage, Tree
 
 
 def main() -> None:
-    """Entry: argv is CONTROL_FD OWNER_PID STATE_DIR POOL_SIZE."""
+    """Entry: argv is CONTROL_FD OWNER_PID STATE_DIR POOL_SIZE MODE."""
     control = socket.socket(fileno=int(sys.argv[1]))
     owner, state, pool_size = int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     # A pidfd rather than PR_SET_PDEATHSIG: that fires when the owner's *thread* ends, prctl(2).
@@ -34,7 +34,7 @@ def main() -> None:
     try:
         # Here once for all sandboxes: what they fork from shows neither our paths nor our environment.
         namespaces.scrub_process_strings(b"minisandbox")
-        helper = Helper(control, owner_fd, state, pool_size)
+        helper = Helper(control, owner_fd, state, pool_size, sys.argv[5])
     except OSError as error:
         wire.send(control, {"fatal": str(error)})
         return
@@ -73,7 +73,9 @@ def _enter_private_mounts(state: str) -> tuple[bool, int]:
 class Helper:
     """State of the helper."""
 
-    def __init__(self, control: socket.socket, owner_fd: int, state: str, pool_size: int) -> None:
+    def __init__(
+        self, control: socket.socket, owner_fd: int, state: str, pool_size: int, wanted: str
+    ) -> None:
         self._control = control
         self._owner_fd = owner_fd
         self._sandboxes: dict[int, Member] = {}
@@ -87,6 +89,7 @@ class Helper:
         os.mkdir(directory, 0o711)
         skeletons = os.path.join(state, "skeletons")
         self._stage = Stage(directory, skeletons=skeletons, idmap_userns=userns)
+        self._way = overlay.choose(wanted, self._stage, state, userns)
         program = seccomp.build(syscalls.machine())
         self._nursery = Nursery(self._cgroups, self._stage, program, is_root=self._outside_uid == 0)
         self._pool = Pool(lambda: self._nursery.make(shifted=shifted, own_network=True), pool_size)
@@ -101,6 +104,9 @@ class Helper:
                 "hello": True,
                 "outside_uid": namespaces.SHIFT_BASE if shifted else self._outside_uid,
                 "shifted": shifted,
+                "mode": self._way.mode,
+                "upper": self._way.upper,
+                "mode_reason": self._way.reason,
                 "cgroup_version": self._cgroups.version,
                 "controllers": list(self._cgroups.controllers),
                 "cgroup_directories": sorted(set(self._cgroups.bases.values())),
@@ -202,14 +208,16 @@ class Helper:
         )
         layers, binds, trees = self._stage.requested(request["layers"], request["binds"], member.userns)
         request["layers"], request["binds"], request["disk_upper"] = layers, binds, None
-        if request["upper"] == "disk":
+        request["mode"] = self._way.mode
+        if "disk" in (request["upper"], self._way.upper):
             trees.append(self._make_disk(member))
             request["disk_upper"] = trees[-1][1]
         self._nursery.attach(member, trees)
         request["controllers"] = list(self._cgroups.controllers)
         request["outside_uid"] = self._outside_uid if member.base is None else member.base
         outside = {"pid": member.pid, "cgroups": self._cgroups.directories(member.directory)}
-        wire.send(sock, {"outside": outside, "disk": member.disk})
+        base = self._stage.skeleton(network=request["network"] != "none")
+        wire.send(sock, {"outside": outside, "disk": member.disk, "base": base})
 
     def _make_like(self, name: str, *, own_network: bool) -> Member:
         """A member with the ids of a sandbox: only so its first process may read that one's files."""

@@ -82,6 +82,9 @@ class MiniSandbox:
         self._end_reason = ""
         self._cgroups: dict[str, str] = {}
         self._disk: Path | None = None
+        self._base: Path | None = None
+        self._covered: tuple[str, ...] | None = None
+        """Where other trees are mounted, if the upper layer holds all files; else None."""
         self._watch = Watch(self.end)
         self._link = Link(sock, self._on_message, self._on_end)
 
@@ -125,11 +128,14 @@ class MiniSandbox:
             if self._proxy:
                 self._proxy.start(socket.socket(fileno=fds.pop(0)))
             self._outside_uid = int(message["outside_uid"])
+            if message.get("complete"):
+                self._covered = tuple(message["covered"])
             if not self._ready.done():
                 self._ready.set_result(None)
         elif "outside" in message:
             self._cgroups = message["outside"]["cgroups"]
             self._disk = Path(message["disk"]) if message["disk"] else None
+            self._base = Path(message["base"])
         elif "fatal" in message and not self._ready.done():
             self._ready.set_exception(SandboxStartError(message["fatal"]))
             self._ready.exception()
@@ -373,7 +379,12 @@ class MiniSandbox:
             raise SandboxLostError("the sandbox is closed")
         upper = os.dup(self._upper)
         try:
-            return await asyncio.to_thread(diff.make_patch, upper, self._spec.layers, root)
+            if self._covered is None or self._base is None:
+                return await asyncio.to_thread(diff.make_patch, upper, self._spec.layers, root)
+            layers = (*self._spec.layers, self._base)
+            return await asyncio.to_thread(
+                diff.make_patch, upper, layers, root, complete=True, covered=self._covered
+            )
         finally:
             os.close(upper)
 

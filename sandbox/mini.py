@@ -18,6 +18,7 @@ from sandbox.allowlist import AllowList
 from sandbox.errors import SandboxStartError, SandboxUnavailableError
 from sandbox.handle import HelperHandle
 from sandbox.instance import DiedEarlyError, MiniSandbox
+from sandbox.overlay import Mode
 from sandbox.proxy import PORT, uses_proxy
 from sandbox.types import SandboxSpec
 
@@ -33,7 +34,11 @@ def default_state_dir() -> Path:
 class MiniBackend:
     """Implements `sandbox.types.Backend`."""
 
-    def __init__(self, *, state_dir: Path | None = None, pool_size: int = POOL_SIZE) -> None:
+    def __init__(
+        self, *, state_dir: Path | None = None, pool_size: int = POOL_SIZE, mode: Mode | None = None
+    ) -> None:
+        """`mode`: how roots are made, by default the best way that works here; see docs/security.md."""
+        self._mode = mode
         self._state_root = state_dir or default_state_dir()
         self._pool_size = pool_size
         self._helper: HelperHandle | None = None
@@ -47,7 +52,7 @@ class MiniBackend:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What the helper found: shifted ids, cgroup version and controllers."""
+        """What the helper found: shifted ids, cgroup version and controllers, mode and default upper."""
         return self._helper.hello if self._helper else {}
 
     @property
@@ -72,7 +77,7 @@ class MiniBackend:
                 await helper.stop()
 
     async def _start_helper(self) -> HelperHandle:
-        helper = HelperHandle(self._state_root, self._pool_size)
+        helper = HelperHandle(self._state_root, self._pool_size, self._mode or "best")
         try:
             await helper.start()
         except OSError as error:

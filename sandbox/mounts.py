@@ -10,7 +10,7 @@ import os
 import stat
 from typing import NamedTuple
 
-from sandbox import snapshot, syscalls
+from sandbox import overlay, snapshot, syscalls
 
 _GUARDED = ("/sys", "/sysrq-trigger", "/irq", "/bus", "/fs")
 _HIDDEN = ("/kcore", "/keys", "/timer_list", "/kallsyms")
@@ -39,6 +39,21 @@ class RootPlan(NamedTuple):
     """Slot of a host directory for the writable layer in place of the tmpfs, or None."""
     copy_of: int
     """Descriptor of the writable area of another sandbox to start from, or -1."""
+    mode: str
+    """See `sandbox.overlay.Mode`."""
+    workdir: str
+    """Must be writable in every mode."""
+
+
+class Root(NamedTuple):
+    """What the owner needs to know of a root that was made."""
+
+    upper: int
+    """Descriptor of the writable layer."""
+    complete: bool
+    """Whether that holds all files, and not only what was changed."""
+    covered: list[str]
+    """Absolute paths on which other trees are mounted."""
 
 
 def prepare(*, host_root: bool, own_network: bool) -> None:
@@ -61,10 +76,8 @@ def prepare(*, host_root: bool, own_network: bool) -> None:
     _attach(syscalls.open_tree("upper/shm"), "dev/shm")
 
 
-def finish(plan: RootPlan) -> int:
-    """Make the overlay, enter it, leave the host. Returns a descriptor of the writable layer.
-
-    Raises OSError for what cannot be mounted."""
+def finish(plan: RootPlan) -> Root:
+    """Make the root, enter it, leave the host. Raises OSError for what cannot be mounted."""
     inodes = max(16_384, plan.disk_bytes // 4096)
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_REMOUNT
     syscalls.mount("none", "upper", None, flags, f"size={plan.disk_bytes},nr_inodes={inodes}")
@@ -73,14 +86,10 @@ def finish(plan: RootPlan) -> int:
     if plan.copy_of >= 0:
         snapshot.copy_writable(plan.copy_of, "upper")
     upper = os.open("upper/upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    # Short relative names: mount options are limited to one page.
-    lower = ":".join([*plan.layers, "base"])
-    # userxattr: unprivileged in the first user namespace, only user.* attributes can mark opaque directories.
-    options = f"userxattr,lowerdir={lower},upperdir=upper/upper,workdir=upper/work"
-    syscalls.mount("overlay", "root", "overlay", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
+    trees = _make_root(plan, upper)
     # Clone what will be attached while the stage can still be named; attach after the pivot, so that a
     # symbolic link in a layer resolves inside the new root and not on the host.
-    trees = [(syscalls.open_tree("proc"), "/proc"), (syscalls.open_tree("dev"), "/dev")]
+    trees += [(syscalls.open_tree("proc"), "/proc"), (syscalls.open_tree("dev"), "/dev")]
     trees += [(syscalls.open_tree(source), target) for source, target in plan.binds]
     trees.append((syscalls.open_tree("upper/tmp"), "/tmp"))
     os.chdir("root")
@@ -91,7 +100,29 @@ def finish(plan: RootPlan) -> int:
     os.chdir("/")
     for tree, target in trees:
         _attach(tree, target)
-    return upper
+    return Root(upper, plan.mode != "overlay", [target for _, target in trees])
+
+
+def _make_root(plan: RootPlan, upper: int) -> list[tuple[int, str]]:
+    """Mount `root`; returns the trees that belong on it first."""
+    # Short relative names: mount options are limited to one page.
+    layers = [*plan.layers, "base"]
+    if plan.mode == "overlay":
+        try:
+            overlay.mount(":".join(layers))
+        except OSError as error:
+            # overlay stacks two deep, and takes no network file systems as its upper.
+            text = f"{error.strerror}; the mode `copies` does without an overlay"
+            raise OSError(error.errno, text) from error
+        return []
+    # `sandbox.overlay` loaded it before the fork, in the modes that need it: memory of every sandbox else.
+    from sandbox import assemble
+
+    covered = ["/proc", "/dev", "/tmp", *(target for _, target in plan.binds)]
+    bind, filled = plan.mode == "copies", plan.copy_of >= 0
+    trees = assemble.fill(upper, assemble.Plan(layers, [plan.workdir], covered, bind=bind, filled=filled))
+    _attach(syscalls.open_tree("upper/upper"), "root")
+    return trees
 
 
 def _make_directories(parent: str, names: tuple[tuple[str, int], ...]) -> None:

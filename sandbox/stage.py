@@ -81,11 +81,15 @@ class Stage:
         for index, path in enumerate(host_directories()):
             shift = userns if self._can_shift(path) else -1
             trees.append((self._tree(path, shift), self._slot(f"host{index}", path)))
-        kind = "network" if network else "plain"
-        if not os.path.isdir(os.path.join(self._skeletons, kind)):
-            self._make_skeleton(kind, network=network)
-        trees.append((self._tree(os.path.join(self._skeletons, kind), userns), "base"))
+        skeleton = self.skeleton(network=network)
+        if not os.path.isdir(skeleton):
+            self._make_skeleton(os.path.basename(skeleton), network=network)
+        trees.append((self._tree(skeleton, userns), "base"))
         return trees
+
+    def skeleton(self, *, network: bool) -> str:
+        """Directory of what lies below all layers."""
+        return os.path.join(self._skeletons, "network" if network else "plain")
 
     def requested(
         self, layers: list[str], binds: list[tuple[str, str, bool]], userns: int

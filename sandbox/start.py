@@ -53,8 +53,9 @@ def run(embryo: Embryo) -> NoReturn:
         sock = socket.socket(fileno=fds[0])
         if problem is not None:
             raise problem
-        handed = _finish(embryo, request, fds[1:])
-        wire.send(sock, {"ready": True, "outside_uid": request["outside_uid"]}, tuple(handed))
+        root, handed = _finish(embryo, request, fds[1:])
+        ready = {"ready": True, "outside_uid": request["outside_uid"]}
+        wire.send(sock, {**ready, "complete": root.complete, "covered": root.covered}, tuple(handed))
         for fd in handed:
             os.close(fd)
         code = Init(sock).serve()
@@ -109,21 +110,23 @@ def _prepare(embryo: Embryo) -> Exception | None:
     return None
 
 
-def _finish(embryo: Embryo, request: wire.Message, fds: list[int]) -> list[int]:
-    """Returns the descriptors that the owner gets: of the upper layer, and of the proxy's socket if any."""
+def _finish(embryo: Embryo, request: wire.Message, fds: list[int]) -> tuple[mounts.Root, list[int]]:
+    """Returns the root and the descriptors that the owner gets: of its upper layer, and of the proxy's
+    socket if any."""
     syscalls.set_name(SANDBOX_NAME)
     limits = request["limits"]
-    handed = [
-        mounts.finish(
-            mounts.RootPlan(
-                layers=request["layers"],
-                binds=[(source, target) for source, target in request["binds"]],
-                disk_bytes=limits["disk_bytes"],
-                disk_upper=request["disk_upper"],
-                copy_of=fds[0] if fds else -1,
-            )
+    root = mounts.finish(
+        mounts.RootPlan(
+            layers=request["layers"],
+            binds=[(source, target) for source, target in request["binds"]],
+            disk_bytes=limits["disk_bytes"],
+            disk_upper=request["disk_upper"],
+            copy_of=fds[0] if fds else -1,
+            mode=request["mode"],
+            workdir=request["workdir"],
         )
-    ]
+    )
+    handed = [root.upper]
     if request["proxy_port"]:
         handed.append(namespaces.listen_on_loopback(request["proxy_port"]))
     for fd in fds:
@@ -139,4 +142,4 @@ def _finish(embryo: Embryo, request: wire.Message, fds: list[int]) -> list[int]:
     namespaces.drop_privileges()
     # Last: everything above needs calls that the filter denies.
     seccomp.install(embryo.filter)
-    return handed
+    return root, handed
