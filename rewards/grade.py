@@ -73,6 +73,21 @@ async def grade(
         raise
 
 
+async def run_unpatched(
+    tests: TestSpec,
+    sandbox: GradingSandbox,
+    *,
+    restore: Mapping[str, bytes] | None = None,
+    test_patch: str = "",
+) -> None:
+    """Runs the task's tests without any patch, to see that sandbox and limits are enough for a run of them.
+    Raises GraderError when they are not; what the tests say does not matter."""
+    if test_patch:
+        await apply_test_patch(test_patch, sandbox, tests.workdir)
+    await restore_files(restore or {}, sandbox, tests.workdir)
+    await _judge(tests, sandbox, ())
+
+
 def trusted_files(tests: TestSpec, test_patch: str, restore: Mapping[str, bytes]) -> tuple[str, ...]:
     """Paths that are the judge's: the targets of the run, what the test patch touches, and restored files."""
     paths: set[str] = set(restore)

@@ -3,7 +3,8 @@
 A fault that is ours for sure stays an error, however often it happens: it is no reward, and the rollout is
 left out. A fault that the judged code could have caused (it can kill or stop the runner, fill the disk, eat
 the memory) earns one more grading; when that ends in such a way again, it is the code's doing and counts as
-the 0 that it looked like. So a policy that breaks the runner pays with a 0, and costs one extra grading.
+the 0 that it looked like, unless a control shows that the task ends so without any patch. So a policy that
+breaks the runner pays with a 0, and costs one extra grading.
 """
 
 from collections import Counter
@@ -21,11 +22,13 @@ async def grade_with_retry[S: GradingSandbox](
     *,
     attempts: int = 2,
     faults: Counter[str] | None = None,
+    control: Callable[[], Awaitable[None]] | None = None,
 ) -> RewardResult:
     """The verdict of the first grading that gives one. `grade_once` calls `rewards.grade.grade`.
 
-    `faults` counts every fault by kind, and verdicts of repeated faults as `<kind>_counted_as_0`. Raises
-    GraderError when the last attempt fails by our fault, and whatever `open_sandbox` raises."""
+    `faults` counts every fault by kind, and verdicts of repeated faults as `<kind>_counted_as_0`. `control`
+    is called before such a verdict; it raises GraderError when the task ends like that without the patch.
+    Raises GraderError when the last attempt fails by our fault, and whatever `open_sandbox` raises."""
     doubtful = 0
     for attempt in range(1, attempts + 1):
         try:
@@ -38,9 +41,19 @@ async def grade_with_retry[S: GradingSandbox](
             if attempt == attempts:
                 if error.repeated is None or doubtful < 2:
                     raise
+                if control is not None:
+                    await _controlled(control, faults)
                 _note(faults, f"{error.kind}_counted_as_0")
                 return replace(error.repeated, gradings=attempt)
     raise ValueError("attempts must be at least 1")
+
+
+async def _controlled(control: Callable[[], Awaitable[None]], faults: Counter[str] | None) -> None:
+    try:
+        await control()
+    except GraderError:
+        _note(faults, "control_failed")
+        raise
 
 
 def _note(faults: Counter[str] | None, name: str) -> None:

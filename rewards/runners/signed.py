@@ -150,7 +150,7 @@ async def _exhausted(results: Mapping[str, Any], sandbox: GradingSandbox) -> Exh
     """What ran out: the supervisor saw the time limit or the full disk, the sandbox counts memory kills."""
     if results["timed_out"]:
         return "time"
-    broken = any(status != "passed" for status in results["statuses"].values())
+    broken = not results["finished"] or any(status != "passed" for status in results["statuses"].values())
     if broken and isinstance(sandbox, MeteredSandbox):
         try:
             usage = await sandbox.usage()
