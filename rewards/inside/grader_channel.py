@@ -10,6 +10,7 @@ import json
 import operator
 import os
 import sys
+import types
 
 
 def make_send(handle, key):
@@ -48,19 +49,25 @@ class Watch:
                 continue
             self._add(module, name)
             for value in list(vars(module).values()):
-                home = getattr(value, "__module__", None)
-                if isinstance(value, type) and value not in seen and (home in modules or home == name):
+                if not isinstance(value, type) or value in seen:
+                    continue
+                home = value.__module__
+                if home in modules or home == name:
                     seen.add(value)
                     self._add(value, str(home) + "." + value.__qualname__)
 
     def _add(self, owner, label):
         names, members = [], []
         for name, member in list(vars(owner).items()):
-            function = getattr(member, "__func__", getattr(member, "fget", member))
+            function = member
+            if isinstance(member, (staticmethod, classmethod)):
+                function = member.__func__
+            elif isinstance(member, property):
+                function = member.fget
             if callable(function):
                 names.append(name)
                 members.append(member)
-                if hasattr(function, "__code__"):
+                if isinstance(function, types.FunctionType):
                     self.functions.append(function)
                     self.codes.append(function.__code__)
         self.owners.append((vars(owner), names, members, label))

@@ -63,9 +63,10 @@ class Sources:
         sys.meta_path.insert(places[0] if places else len(sys.meta_path), make_finder(self))
         return self
 
-    def code(self, path, open=os.open, read=os.read, fstat=os.fstat, close=os.close, compile=compile):
+    def code(self, path, tools=(os.open, os.read, os.fstat, os.close, compile)):
         """The compiled file; ImportError when it is not what it was."""
-        handle = open(path, os.O_RDONLY)
+        start, read, fstat, close, make = tools
+        handle = start(path, os.O_RDONLY)
         try:
             same = stamp_of(fstat(handle)) == self.stamps[os.path.realpath(path)]
             parts = []
@@ -80,7 +81,7 @@ class Sources:
             self.problems.add("the file changed: " + os.path.relpath(path, self.root))
             raise ImportError(path + " was changed while tests ran")
         data = b"".join(parts)
-        code = compile(data, path, "exec", dont_inherit=True)
+        code = make(data, path, "exec", dont_inherit=True)
         self._keep(code, data.split(b"\n"), self.plain.setdefault(os.path.realpath(path), set()))
         return code
 
@@ -112,8 +113,9 @@ class Sources:
         )
         plain = path is not None and name in self.plain.get(os.path.realpath(path), ())
         for _, code in found:
-            foreign = code is not None and id(code) not in self.codes
-            if plain and foreign and os.path.realpath(code.co_filename).startswith(self.root + os.sep):
+            if code is None or not plain or id(code) in self.codes:
+                continue
+            if os.path.realpath(code.co_filename).startswith(self.root + os.sep):
                 same = False
         if not same:
             self.problems.add("the test function was replaced: " + name)
@@ -179,5 +181,8 @@ class Builtins:
     def __init__(self):
         self.names = {name: value for name, value in vars(builtins).items() if callable(value)}
 
-    def changed(self, now=vars(builtins)):
+        self.now = vars(builtins)
+
+    def changed(self):
+        now = self.now
         return ["builtins." + name for name, value in self.names.items() if now.get(name) is not value]
