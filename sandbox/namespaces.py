@@ -11,6 +11,7 @@ import struct
 
 from sandbox import syscalls
 
+_QUEUED_SIGNALS = 4096
 SHIFT_RANGE = 65_536
 SHIFT_BASE = 0x1000 * SHIFT_RANGE
 """As root, ids 0..65535 inside are others from here on outside: root inside is nobody outside."""
@@ -95,6 +96,12 @@ def listen_on_loopback(port: int) -> int:
         return sock.detach()
 
 
+def _lower(limit: int, value: int) -> None:
+    hard = resource.getrlimit(limit)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(limit, (value, value))
+
+
 def set_limits(
     *, open_files: int, pids: int | None, memory_bytes: int | None, file_bytes: int | None = None
 ) -> None:
@@ -103,7 +110,10 @@ def set_limits(
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     files = open_files if hard == resource.RLIM_INFINITY else min(open_files, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # 1, not 0: the only value at which the kernel starts no core-dump program of the host either, core(5).
+    _lower(resource.RLIMIT_CORE, 1)
+    # Queued signals are counted for the user, who outside the shifted mode is the host's, getrlimit(2).
+    _lower(resource.RLIMIT_SIGPENDING, _QUEUED_SIGNALS)
     if pids is not None:
         resource.setrlimit(resource.RLIMIT_NPROC, (pids, pids))
     if file_bytes is not None:
