@@ -64,7 +64,7 @@ def prepare(*, host_root: bool, own_network: bool) -> None:
     The working directory is the staging area, here and until `finish` returns."""
     # A new proc is allowed only while a fully visible one is mounted here, so before the old root goes.
     syscalls.mount("proc", "proc", "proc", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
-    # Of the 128 that a user has on the whole machine, inotify(7): outside the shifted mode that is the host's.
+    # Of the 128 that a user has on the machine, inotify(7): outside the shifted mode that is the host's user.
     if os.path.exists("proc/sys/user/max_inotify_instances"):
         syscalls.write_setting("proc/sys/user/max_inotify_instances", "32")
     if own_network:
