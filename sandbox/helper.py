@@ -206,7 +206,9 @@ class Helper:
             pids=limits["pids"],
             cpu_weight=limits["cpu_weight"],
         )
-        layers, binds, trees = self._stage.requested(request["layers"], request["binds"], member.userns)
+        layers, binds, trees = self._stage.requested(
+            request["layers"], request["binds"], member.userns, proxied=bool(request["proxy_port"])
+        )
         request["layers"], request["binds"], request["disk_upper"] = layers, binds, None
         request["mode"] = self._way.mode
         if "disk" in (request["upper"], self._way.upper):

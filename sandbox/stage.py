@@ -25,7 +25,8 @@ _ETC_COPIED = (
 )
 _ETC_TREES = ("alternatives", "ld.so.conf.d", "fonts")
 _ETC_NETWORK = ("resolv.conf", "pip.conf")
-_ETC_NETWORK_TREES = ("ssl/certs", "pki/tls/certs", "pki/ca-trust", "ca-certificates")
+_ETC_CERTIFICATES = ("ssl/certs", "pki/tls/certs", "pki/ca-trust")
+_ETC_NETWORK_TREES = (*_ETC_CERTIFICATES, "ca-certificates")
 _ETC_WRITTEN = {
     "passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
     "group": "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n",
@@ -92,11 +93,12 @@ class Stage:
         return os.path.join(self._skeletons, "network" if network else "plain")
 
     def requested(
-        self, layers: list[str], binds: list[tuple[str, str, bool]], userns: int
+        self, layers: list[str], binds: list[tuple[str, str, bool]], userns: int, *, proxied: bool
     ) -> tuple[list[str], list[tuple[str, str]], list[Tree]]:
         """Slots of the layers, (slot, target) of the binds with the host's programs first, and the trees.
 
-        Raises OSError for a path that is not there; closes what it opened."""
+        `proxied`: programs get out, and so need the host's certificates of authorities. Raises OSError for a
+        path that is not there; closes what it opened."""
         trees: list[Tree] = []
         targets = [("usr", "/usr")]
         targets += [(f"host{index}", path) for index, path in enumerate(host_directories())]
@@ -104,6 +106,10 @@ class Stage:
             for index, path in enumerate(layers):
                 trees.append((self._tree(self._source(path), userns), self._slot(f"l{index}", "/")))
             slots = [name for _, name in trees]
+            for index, path in enumerate(_certificates() if proxied else []):
+                shift = userns if self._can_shift(path) else -1
+                trees.append((self._tree(path, shift), self._slot(f"certificates{index}", path)))
+                targets.append((trees[-1][1], path))
             for index, (path, target, writable) in enumerate(binds):
                 tree = self._tree(path, userns, writable=writable)
                 trees.append((tree, self._slot(f"b{index}", path)))
@@ -225,6 +231,11 @@ class Stage:
             syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NOEXEC | syscalls.MS_REMOUNT
         )  # shared by all
         syscalls.mount("tmpfs", dev, None, flags, "mode=755,size=64k")
+
+
+def _certificates() -> list[str]:
+    """Where this machine keeps certificates of authorities."""
+    return [path for name in _ETC_CERTIFICATES if os.path.isdir(path := os.path.join("/etc", name))]
 
 
 def host_directories() -> list[str]:

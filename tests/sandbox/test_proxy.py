@@ -19,6 +19,7 @@ from sandbox import proxy
 from sandbox.allowlist import AllowList, address_problem, normal_host, parse_rule
 from sandbox.errors import SandboxLostError, SandboxStartError
 from sandbox.mini import MiniBackend
+from sandbox.overlay import MODES, Mode
 from sandbox.proxy import NetworkProxy, ProxyLimits
 from sandbox.proxy_request import RequestError, parse
 from sandbox.types import BindMount, SandboxSpec
@@ -499,6 +500,20 @@ async def test_without_a_list_there_is_no_proxy(backend: MiniBackend) -> None:
         script = "env | grep -ci proxy; exec 3<>/dev/tcp/127.0.0.1/3128"
         result = await sandbox.exec(["bash", "-c", script], timeout_s=60)
         assert result.output.startswith(b"0\n") and result.exit_status != 0
+
+
+@pytest.mark.skipif(not Path("/etc/ssl/certs").is_dir(), reason="this machine keeps no certificates there")
+@pytest.mark.parametrize("mode", MODES)
+async def test_certificates_of_authorities_come_with_the_list(mode: Mode, state_dir: Path) -> None:
+    """curl and git look there; nobody needs them where there is no way out, and nobody may change them."""
+    script = "ls /etc/ssl/certs | wc -l; touch /etc/ssl/certs/x && echo written"
+    async with MiniBackend(state_dir=state_dir, mode=mode) as backend:
+        async with await backend.open(SandboxSpec(allowed_hosts=("example.org",))) as sandbox:
+            result = await sandbox.exec(["sh", "-c", script], timeout_s=60)
+            assert result.output.startswith(b"%d\n" % len(os.listdir("/etc/ssl/certs")))
+            assert b"Read-only" in result.output and b"written" not in result.output
+        async with await backend.open(SandboxSpec()) as sandbox:
+            assert (await sandbox.exec(["ls", "/etc/ssl/certs"], timeout_s=60)).exit_status != 0
 
 
 @pytest.mark.parametrize("installer", ["pip", "uv"])
