@@ -9,7 +9,7 @@ import re
 from rewards.logs.base import Collector, ParsedLog, plain
 
 _FILE = re.compile(r"(\S+\.py)\[(?:\d+|\?)\]")
-_TEST = re.compile(r"(test_\w+)(?:\s.*)?\s(ok|F|E|f|s|X|\[OK\])\Z")
+_TEST = re.compile(r"(test_\w+)(?:\s.*)?\s(ok|F|E|f|s|X|\[OK\])(?:\s+\[(?:OK|FAIL)\])?\Z")
 _HEADING = re.compile(r"_+ (\S+\.py):(\S+) _+\Z")
 _END = re.compile(r"=* ?tests finished: (.+?), in [\d.]+ seconds")
 _WORDS = {"ok": "passed", "F": "failed", "E": "error", "f": "xfailed", "s": "skipped", "X": "xpassed"}

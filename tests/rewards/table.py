@@ -1,6 +1,7 @@
 """Runs every attack on every target and writes what came of it, as docs/reward.md shows it.
 
-    python -m tests.rewards.table [--every] [--attacks REGEX] [--targets REGEX] [--jobs N] [--no-lint] [--json FILE]
+    python -m tests.rewards.table [--every] [--attacks REGEX] [--targets REGEX] [--jobs N] [--no-lint]
+        [--per-kind N] [--json FILE]
 
 Also the right fix, alone and beside innocent debris, on every prepared task. Takes about a second a pair.
 """
@@ -102,17 +103,32 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
+def sample(attacks: Sequence[Attack], number: int) -> list[Attack]:
+    """All recorded attacks, and `number` of each other kind, spread over its list."""
+    kinds: dict[str, list[Attack]] = defaultdict(list)
+    for item in attacks:
+        kinds[item.kind].append(item)
+    chosen: list[Attack] = []
+    for kind, group in kinds.items():
+        step = max(len(group) // number, 1)
+        chosen += group if kind == "recorded" else group[::step][:number]
+    return chosen
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--every", action="store_true", help="every prepared task, not one a project")
     parser.add_argument("--attacks", default="", help="only those whose id matches")
     parser.add_argument("--targets", default="", help="only those whose name matches")
+    parser.add_argument("--per-kind", type=int, default=0, help="that many own attacks of each kind; 0: all")
     parser.add_argument("--no-lint", action="store_true", help="what stops them without the lint")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, help="outcomes, a line each; those in it are not run again")
     options = parser.parse_args()
     attacks = [item for item in (*recorded(), *catalogue()) if re.search(options.attacks, item.id)]
+    if options.per_kind:
+        attacks = sample(attacks, options.per_kind)
     with tempfile.TemporaryDirectory() as folder:
         targets = [small_target(Path(folder)), *real_targets(every=options.every)]
         targets = [target for target in targets if re.search(options.targets, target.name)]

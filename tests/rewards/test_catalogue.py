@@ -1,4 +1,4 @@
-"""Attacks from an agent's shell in real sandboxes: one or two of each kind on the small project, all with `slow`.
+"""Attacks from an agent's shell in real sandboxes: one of each kind on the small project, all with `slow`.
 
 The exhaustive run over real tasks is `python -m tests.rewards.table`. What knows the fix and applies it only
 where a test seems to run (`test-aware`) can pass the lint, so it is measured there and not asserted here.
