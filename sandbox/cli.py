@@ -107,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     probe.add_argument("--json", action="store_true", help="for programs")
     probe.add_argument("--layers", type=Path, metavar="DIR", help="where layers will lie (default: here)")
     conformance = add("conformance", "check on real sandboxes that all works as promised", _conformance)
+    conformance.add_argument("checks", nargs="*", metavar="CHECK", help="only these (default: all)")
     for sub in (run, shell, ls, gc, conformance):
         sub.add_argument(
             "--state-dir",

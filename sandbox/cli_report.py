@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from sandbox.cli_options import UsageError
 from sandbox.mini import default_state_dir
 
 _OK, _FAILED, _UNUSABLE = 0, 1, 3
@@ -82,13 +83,16 @@ def probe(options: argparse.Namespace) -> int:
 
 async def conformance(options: argparse.Namespace) -> int:
     """Run the suite; nothing else is printed than one line a check, as it comes."""
-    from sandbox.conformance import Outcome, outcomes
+    from sandbox.conformance import CHECKS, Outcome, outcomes
     from sandbox.mini import MiniBackend
 
+    unknown = set(options.checks) - {check.name for check in CHECKS}
+    if unknown:
+        raise UsageError(f"no such check: {', '.join(sorted(unknown))}; run it without names to see all")
     started = time.monotonic()
     seen: list[Outcome] = []
     async with MiniBackend(state_dir=options.state_dir) as backend:
-        async for outcome in outcomes(backend):
+        async for outcome in outcomes(backend, options.checks):
             seen.append(outcome)
             _print(f"{'ok    ' if outcome.passed else 'FAILED' if outcome.problem else 'no    '} {outcome}")
             sys.stdout.flush()

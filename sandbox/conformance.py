@@ -6,7 +6,7 @@ attribute `lacks`; checks that need it are then reported as not run, never as pa
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Container
 from dataclasses import dataclass
 
 from sandbox import (
@@ -85,10 +85,11 @@ async def run_all(backend: Backend) -> tuple[Outcome, ...]:
     return tuple([outcome async for outcome in outcomes(backend)])
 
 
-async def outcomes(backend: Backend) -> AsyncGenerator[Outcome]:
-    """`run_all`, one by one as they come."""
+async def outcomes(backend: Backend, names: Container[str] = ()) -> AsyncGenerator[Outcome]:
+    """`run_all`, or only the checks of these names if any, one by one as they come."""
     for check in CHECKS:
-        yield await _outcome(check, backend)
+        if not names or check.name in names:
+            yield await _outcome(check, backend)
 
 
 async def _outcome(check: Check, backend: Backend) -> Outcome:

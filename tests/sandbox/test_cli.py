@@ -178,6 +178,7 @@ def test_a_signal_ends_the_sandbox(
         (("run", "--workdir", "x", "--", "true"), "absolute"),
         (("run", "--upload", "x", "--", "true"), "FROM:TO"),
         (("shell",), "terminal"),
+        (("conformance", "exec_reports_exactly", "no_such"), "no_such"),
         (("nonsense",), "nonsense"),
         (("ls", "--nonsense"), "nonsense"),
     ],
@@ -233,6 +234,17 @@ def test_ls_shows_what_lives_and_gc_takes_what_died(
     while process.start_time(sandbox["pid"]) is not None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
+    assert list(state_dir.iterdir()) == []
+
+
+def test_conformance_checks_what_it_is_asked_to(state_dir: Path) -> None:
+    done = _cli("conformance", "--state-dir", state_dir, "exec_reports_exactly", "loopback_works")
+    shown = done.stdout.decode().splitlines()
+    assert done.returncode == 0 and shown[:2] == [
+        "ok     exec_reports_exactly: as promised",
+        "ok     loopback_works: as promised",
+    ]
+    assert len(shown) == 3 and shown[2].startswith("2 of 2 checks passed in ")
     assert list(state_dir.iterdir()) == []
 
 
