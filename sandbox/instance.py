@@ -5,8 +5,6 @@ Talks to `sandbox.init` over the sandbox's own socket; the helper is asked only 
 """
 
 import asyncio
-import itertools
-import json
 import os
 import socket
 import time
@@ -17,11 +15,11 @@ from typing import TYPE_CHECKING, Self
 
 from sandbox import diff, files, gc, process, wire
 from sandbox.errors import SandboxError, SandboxLostError, SandboxStartError
-from sandbox.link import Link
+from sandbox.first import KILL_TIMEOUT_S, FirstProcess
 from sandbox.output import Collector, PipeReader, exec_result
 from sandbox.proxy import NetworkProxy, Refusal, environment, uses_proxy
 from sandbox.session import MiniSession
-from sandbox.types import GIB, MIB, ExecResult, Job, Limits, SandboxSpec, Usage
+from sandbox.types import GIB, MIB, ExecResult, Limits, SandboxSpec, Usage
 from sandbox.usage import read_usage
 from sandbox.watch import Watch
 
@@ -42,7 +40,6 @@ _BASE_ENV = {
 }
 _START_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 60.0
-_KILL_TIMEOUT_S = 10.0
 _REASON_WAIT_S = 2.0
 
 
@@ -50,7 +47,7 @@ class DiedEarlyError(SandboxStartError):
     """The first process ended without a word: killed from outside, perhaps while it waited in the pool."""
 
 
-class MiniSandbox:
+class MiniSandbox(FirstProcess):
     """Implements `sandbox.types.Sandbox`."""
 
     def __init__(
@@ -66,27 +63,22 @@ class MiniSandbox:
         self._name = name
         self._spec = spec
         self._proxy = NetworkProxy(spec.allowed_hosts) if uses_proxy(spec) else None
-        self._env = {**_BASE_ENV, **(environment() if self._proxy else {}), **spec.env}
         self._upper = -1
         self._outside_uid = -1
-        self._ids = itertools.count(1)
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = loop.create_future()
         self._gone: asyncio.Future[None] = loop.create_future()
-        self._exits: dict[int, asyncio.Future[int]] = {}
-        self._replies: dict[int, asyncio.Future[int | None]] = {}
-        self._kills: dict[int, asyncio.Future[None]] = {}
-        self._cwds: dict[int, str] = {}
         self._sessions: list[MiniSession] = []
         self._closing = False
         self._end_reason = ""
+        self._lost_reason = "the sandbox's first process ended"
         self._cgroups: dict[str, str] = {}
         self._disk: Path | None = None
         self._base: Path | None = None
         self._covered: tuple[str, ...] | None = None
         """Where other trees are mounted, if the upper layer holds all files; else None."""
         self._watch = Watch(self.end)
-        self._link = Link(sock, self._on_message, self._on_end)
+        super().__init__(sock, {**_BASE_ENV, **(environment() if self._proxy else {}), **spec.env})
 
     @property
     def id(self) -> str:
@@ -110,20 +102,9 @@ class MiniSandbox:
 
     # -- messages
 
-    def _on_message(self, message: wire.Message, fds: list[int]) -> None:
-        if "exit" in message:
-            future = self._exits.pop(message["exit"], None)
-            if future and not future.done():
-                future.set_result(message["status"])
-        elif "reply" in message:
-            self._on_reply(message, fds)
-            fds = []
-        elif "killed" in message:
-            self._cwds[message["killed"]] = message["cwd"]
-            killed = self._kills.pop(message["killed"], None)
-            if killed and not killed.done():
-                killed.set_result(None)
-        elif "ready" in message:
+    def on_other(self, message: wire.Message, fds: list[int]) -> None:
+        """What only a start has to say; takes from `fds` what it keeps."""
+        if "ready" in message:
             self._upper = fds.pop(0)
             if self._proxy:
                 self._proxy.start(socket.socket(fileno=fds.pop(0)))
@@ -139,20 +120,9 @@ class MiniSandbox:
         elif "fatal" in message and not self._ready.done():
             self._ready.set_exception(SandboxStartError(message["fatal"]))
             self._ready.exception()
-        for fd in fds:
-            os.close(fd)
 
-    def _on_reply(self, message: wire.Message, fds: list[int]) -> None:
-        future = self._replies.pop(message["reply"], None)
-        if future is None or future.done():
-            for fd in fds:
-                os.close(fd)
-        elif number := message.get("errno"):
-            future.set_exception(OSError(number, os.strerror(number)))
-        else:
-            future.set_result(fds[0] if fds else None)
-
-    def _on_end(self) -> None:
+    def on_end(self) -> None:
+        """See `FirstProcess.on_end`."""
         self._link.close()
         if self._link.problem:
             self.end(self._link.problem)
@@ -168,21 +138,20 @@ class MiniSandbox:
         if not self._ready.done():
             self._ready.set_exception(DiedEarlyError(reason))
             self._ready.exception()  # nobody may wait yet, or any more; no warning about that
-        for future in [*self._exits.values(), *self._replies.values(), *self._kills.values()]:
-            if not future.done():
-                future.set_exception(SandboxLostError(reason))
-                future.exception()  # not every waiter is still there; no warning about that
-        self._exits.clear()
-        self._replies.clear()
-        self._kills.clear()
+        self.fail_waiting(SandboxLostError(reason))
+
+    async def why_lost(self) -> str:
+        """See `FirstProcess.why_lost`."""
+        await asyncio.wait({self._gone}, timeout=_REASON_WAIT_S)
+        return "the sandbox was closed" if self._closing else self._lost_reason
 
     def mark_gone(self, reason: str = "") -> None:
         """The helper reaped it."""
         self._watch.stop()
         if self._proxy:
             self._proxy.stop()
-        known = self._end_reason or reason or "the sandbox died"
-        self.mark_lost("the sandbox was closed" if self._closing else known)
+        self._lost_reason = self._end_reason or reason or "the sandbox died"
+        self.mark_lost("the sandbox was closed" if self._closing else self._lost_reason)
         if not self._gone.done():
             self._gone.set_result(None)
 
@@ -192,10 +161,14 @@ class MiniSandbox:
             await self._ready
         self._watch.start(self._spec.limits, self._disk)
 
+    def request_close(self) -> None:
+        """See `FirstProcess.request_close`."""
+        self._helper.request_close(self._name)
+
     def end(self, reason: str) -> None:
         """Kill it for going over a limit that is watched from outside; what waits fails with `reason`."""
         self._end_reason = reason
-        self._helper.request_close(self._name)
+        self.request_close()
 
     # -- for sessions
 
@@ -209,81 +182,6 @@ class MiniSandbox:
         if uid != os.geteuid():
             os.fchown(write_end, uid, uid)
         return read_end, write_end
-
-    async def spawn(
-        self,
-        argv: Sequence[str],
-        *,
-        fds: tuple[int, ...],
-        targets: tuple[int, ...],
-        null: tuple[int, ...],
-        cwd: str,
-        env: Mapping[str, str] | None = None,
-        fallback_cwd: str | None = None,
-        terminal: str | None = None,
-    ) -> tuple[int, asyncio.Future[int]]:
-        """Start a program with `fds` as its descriptors `targets`, or on the `terminal` that
-        `open_terminal` made. Returns its id and its status to come."""
-        child = next(self._ids)
-        exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._exits[child] = exited
-        message: wire.Message = {
-            "op": "spawn",
-            "id": child,
-            "argv": list(argv),
-            "env": {**self._env, **(env or {})},
-            "cwd": cwd,
-            "fallback_cwd": fallback_cwd,
-            "targets": list(targets),
-            "null": list(null),
-            "terminal": terminal,
-        }
-        await self._link.send(message, fds)
-        return child, exited
-
-    async def kill(self, child: int, *, elapsed_s: float, shell: bool) -> None:
-        """Kill what `child` started in the last `elapsed_s`, and it too unless a `shell` to be asked."""
-        if child not in self._exits:
-            return
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._kills[child] = done
-        await self._link.send({"op": "kill", "id": child, "since_s": _ago(elapsed_s), "shell": shell})
-        waiting = {done, self._exits.get(child, done)}
-        await asyncio.wait(waiting, timeout=_KILL_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-
-    async def signal(self, child: int, elapsed_s: float, *, shell: int | None, tree: int | None) -> None:
-        """Send a signal to `child`, and one to what it started in the last `elapsed_s`."""
-        if child in self._exits:
-            await self._link.send(
-                {
-                    "op": "signal",
-                    "id": child,
-                    "since_s": _ago(elapsed_s),
-                    "shell": shell or 0,
-                    "tree": tree or 0,
-                }
-            )
-
-    async def jobs(self, shells: list[int], elapsed_s: float | None) -> tuple[Job, ...]:
-        """What the shells left running, but for what started in the last `elapsed_s`."""
-        since_s = None if elapsed_s is None else _ago(elapsed_s)
-        fd = await self._ask({"op": "jobs", "shells": shells, "since_s": since_s})
-        if fd is None:
-            raise SandboxLostError("no descriptor came back")
-        with open(fd, "rb") as file:
-            return tuple(Job(int(pid), str(command)) for pid, command in json.load(file))
-
-    def kill_soon(self, child: int, *, elapsed_s: float) -> None:
-        """`kill` from where nothing can be awaited (cancellation)."""
-        if not self._link.closed and child in self._exits:
-            try:
-                self._link.send_now({"op": "kill", "id": child, "since_s": _ago(elapsed_s), "shell": False})
-            except (BlockingIOError, SandboxLostError):
-                self._helper.request_close(self._name)  # it does not listen: end all of it
-
-    def last_cwd(self, child: int) -> str:
-        """Directory the shell was in when it was last interrupted, or ''."""
-        return self._cwds.get(child, "")
 
     # -- sandbox.types.Sandbox
 
@@ -319,7 +217,7 @@ class MiniSandbox:
             if not exited.done():
                 timed_out = True
                 await self.kill(child, elapsed_s=time.monotonic() - started, shell=False)
-                await asyncio.wait({exited}, timeout=_KILL_TIMEOUT_S)
+                await asyncio.wait({exited}, timeout=KILL_TIMEOUT_S)
                 if not exited.done():
                     raise SandboxLostError(f"{argv[0]} could not be killed")
             status = exited.result()
@@ -340,38 +238,28 @@ class MiniSandbox:
         await session.start()
         return session
 
-    async def _ask(self, message: wire.Message, fds: tuple[int, ...] = ()) -> int | None:
-        number = next(self._ids)
-        future: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        self._replies[number] = future
-        try:
-            await self._link.send({**message, "id": number}, fds)
-            return await future
-        finally:
-            self._replies.pop(number, None)
-
     async def open_terminal(self) -> int:
         """The master end of a new pseudo-terminal inside; `sandbox.terminal` names and sizes it."""
-        fd = await self._ask({"op": "terminal"})
+        fd = await self.ask({"op": "terminal"})
         if fd is None:
             raise SandboxLostError("no descriptor came back")
         return fd
 
     async def read_file(self, path: str, *, limit_bytes: int = 16 * MIB) -> bytes:
         """See `sandbox.types.Sandbox.read_file`."""
-        return await files.read(self._ask, path, limit_bytes)
+        return await files.read(self.ask, path, limit_bytes)
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """See `sandbox.types.Sandbox.write_file`."""
-        await files.write(self._ask, path, data, mode)
+        await files.write(self.ask, path, data, mode)
 
     async def upload(self, source: Path, path: str) -> None:
         """See `sandbox.types.Sandbox.upload`."""
-        await files.upload(self._ask, source, path)
+        await files.upload(self.ask, source, path)
 
     async def download(self, path: str, target: Path, *, limit_bytes: int = GIB) -> None:
         """See `sandbox.types.Sandbox.download`."""
-        await files.download(self._ask, path, target, limit_bytes)
+        await files.download(self.ask, path, target, limit_bytes)
 
     async def diff(self, root: str) -> str:
         """See `sandbox.types.Sandbox.diff`."""
@@ -395,11 +283,11 @@ class MiniSandbox:
         # The parent directory: /tmp and /dev/shm lie beside the overlay's upper.
         area = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._upper)
         try:
-            await self._ask({"op": "pause"})
+            await self.ask({"op": "pause"})
             try:
                 return await self._backend.open_from(self._spec, origin=self._name, area=area)
             finally:
-                await self._ask({"op": "resume"})
+                await self.ask({"op": "resume"})
         finally:
             os.close(area)
 
@@ -410,7 +298,7 @@ class MiniSandbox:
     async def close(self) -> None:
         """See `sandbox.types.Sandbox.close`."""
         self._closing = True
-        self._helper.request_close(self._name)
+        self.request_close()
         async with asyncio.timeout(_CLOSE_TIMEOUT_S):
             await asyncio.shield(self._gone)
         self._link.close()
@@ -432,8 +320,3 @@ class MiniSandbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def _ago(elapsed_s: float) -> float:
-    """The time on CLOCK_BOOTTIME, which starts of processes are counted on, that long ago."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - elapsed_s

@@ -105,11 +105,11 @@ class WeakSandbox(MiniSandbox):
             raise SandboxLostError("the sandbox is closed")
         source = os.dup(self._upper)
         try:
-            await self._ask({"op": "pause"})
+            await self.ask({"op": "pause"})
             try:
                 return await self._landlock.open(self._spec, copy_of=source, former=self._disk)
             finally:
-                await self._ask({"op": "resume"})
+                await self.ask({"op": "resume"})
         finally:
             os.close(source)
 
