@@ -67,6 +67,8 @@ class Link:
                 return
             except BlockingIOError:
                 await self._writable()
+                # The peer's queue may be free and descriptors in flight be what is too many.
+                await asyncio.sleep(0.001)
 
     def send_now(self, message: wire.Message, fds: tuple[int, ...] = ()) -> None:
         """Send or raise BlockingIOError."""

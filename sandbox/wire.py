@@ -5,9 +5,11 @@ a packet travels in a sealed memfd. Used on both sides, therefore light on impor
 """
 
 import array
+import errno
 import json
 import os
 import socket
+import time
 from typing import Any, cast
 
 Message = dict[str, Any]
@@ -15,6 +17,8 @@ Message = dict[str, Any]
 _INLINE_BYTES = 60_000
 _MAX_FDS = 16
 _MAX_BODY_BYTES = 256 << 20
+_IN_FLIGHT_WAIT_S = 0.05
+_IN_FLIGHT_TRIES = 60
 
 
 class BadMessageError(Exception):
@@ -81,7 +85,20 @@ def _decode(body: bytes, fds: list[int]) -> Message:
 
 def _sendmsg(sock: socket.socket, body: bytes, fds: tuple[int, ...]) -> None:
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sock.sendmsg([body], ancillary)
+    for tries_left in range(_IN_FLIGHT_TRIES, -1, -1):
+        try:
+            sock.sendmsg([body], ancillary)
+            return
+        except OSError as error:
+            # So many descriptors of our user are on their way that no more may be sent, unix(7): for an
+            # ordinary user that may be a neighbour's doing, and it passes. Only a blocking socket may wait.
+            if error.errno != errno.ETOOMANYREFS:
+                raise
+            if not sock.getblocking():
+                raise BlockingIOError(errno.EAGAIN, "too many descriptors in flight") from error
+            if not tries_left:
+                raise
+            time.sleep(_IN_FLIGHT_WAIT_S)
 
 
 def _recvmsg(sock: socket.socket) -> tuple[bytes, list[int]]:
