@@ -2,6 +2,7 @@
 
 import pytest
 
+from rewards.errors import GraderError
 from rewards.grade import apply_patch, grade, select
 from rewards.lint import find_suspicions
 from rewards.patches import parse_patch
@@ -48,7 +49,12 @@ async def test_the_fix_beside_debris_earns_one(local: LocalSandbox) -> None:
 @pytest.mark.parametrize("name", RUN)
 async def test_attack_in_product_code(name: str, local: LocalSandbox) -> None:
     policy = PatchPolicy(lint=name in NEEDS_LINT)
-    result = await grade(SPEC, RUN[name], local, policy=policy)
+    try:
+        result = await grade(SPEC, RUN[name], local, policy=policy)
+    except GraderError as error:
+        # Killed by SIGKILL: it counts as this 0 when a second grading ends like that.
+        assert name == "14d killed" and error.repeated is not None
+        result = error.repeated
     assert (result.reward, result.resolved) == (0.0, False)
     assert result.reasons
 

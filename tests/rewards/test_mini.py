@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from rewards.errors import GraderError
 from rewards.grade import TIME_LIMIT, grade
 from rewards.policy import PatchPolicy
 from rewards.types import RewardResult
@@ -84,7 +85,11 @@ async def test_attack_from_the_agents_shell(name: str, backend: MiniBackend, lay
 @pytest.mark.parametrize("name", RUN)
 async def test_attack_in_product_code(name: str, backend: MiniBackend, layers: SandboxSpec) -> None:
     policy = PatchPolicy(lint=name.startswith(("13", "06g", "06h")))
-    result = await judge(backend, layers, RUN[name], policy=policy)
+    try:
+        result = await judge(backend, layers, RUN[name], policy=policy)
+    except GraderError as error:
+        assert name == "14d killed" and error.repeated is not None
+        result = error.repeated
     assert (result.reward, result.resolved) == (0.0, False)
     assert result.reasons
 

@@ -1,4 +1,4 @@
-"""Grades the logs of `logs/` with swebench 4.1.0 itself and with our parsers, and writes down what swebench says.
+"""Grades the logs of `logs/` with swebench 4.1.0 itself, and writes down what it says.
 
     python tests/rewards/crosscheck/compare.py EXPECTED.json
 
@@ -31,7 +31,7 @@ CASES = {
     "unittest_suite": "django/django",
     "xarray": "pydata/xarray",
 }
-"""Log -> repository whose parser swebench uses for it. Recorded: django_recorded, sqlparse, unittest_suite."""
+"""Log -> repository whose parser swebench uses for it."""
 
 
 def grade(name: str, repo: str) -> dict[str, Any]:
