@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from launch.config_check import Above, Between
 
 Count = Annotated[int, Between(1)]
+Share = Annotated[float, Between(0, 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,24 @@ class RewardSection:
     """Grader."""
     timeout_s: Annotated[float, Above(0)]
     """Limit of one grading run, seconds."""
+    test_timeout_s: Annotated[float | None, Above(0)]
+    """Limit of one test, seconds; null for the task's own."""
+    attempts: Annotated[int, Between(1, 10)]
+    """Gradings before a fault is final; 1 turns the retry off."""
     cache: bool
     """Grade the same patch of the same task once a run."""
+    store: bool
+    """Keep verdicts below paths.cache_dir, for later runs; needs cache."""
+    shape: Literal["binary", "fraction"]
+    """What a verdict is worth, before the terms below; see rewards.shapes."""
+    turn_penalty: Share
+    """Taken from a positive reward at the turn limit, proportionally less before."""
+    length_penalty: Share
+    """Taken from a positive reward at the token limit, from half of it on."""
+    format_bonus: Share
+    """Paid for well-formed calls, with or without a fix."""
+    suspicious: Literal["zero", "quarantine"]
+    """A verdict with suspicions: reward 0, or left out of the loss and counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,8 @@ def check_all(plain: Mapping[str, Any], already_reported: Sequence[str] = ()) ->
     faulty = {line.split(":", 1)[0] for line in errors} | unresolved
     if not any(path.startswith(("policy", "trainer", "sandbox", "cluster", "agent")) for path in faulty):
         errors.extend(_check_rules(plain))
+    if not any(path.startswith("reward") for path in faulty):
+        errors.extend(_check_reward(plain["reward"]))
     errors.extend(_check_agent(plain.get("agent")))
     told = {line.split(": ", 1)[1] for line in errors}
     # A bad value that SkyRL's keys point to (skyrl.…lr is trainer.lr) is told once, under our key.
@@ -98,6 +100,24 @@ def _check_rules(plain: Mapping[str, Any]) -> list[str]:
         )
     if trainer["name"].endswith("fsdp") and plain["cluster"]["gpus_per_node"] == 0:
         errors.append("cluster.gpus_per_node: is 0, but this trainer needs GPUs; try trainer=grpo_cpu")
+    return errors
+
+
+def _check_reward(reward: Mapping[str, Any]) -> list[str]:
+    """Rules between keys of the reward, and its shape as the owner reads it."""
+    from rewards.shapes import SHAPE_KEYS, shape_config
+
+    errors: list[str] = []
+    if reward["test_timeout_s"] is not None and reward["test_timeout_s"] > reward["timeout_s"]:
+        errors.append("reward.test_timeout_s: is more than reward.timeout_s, the limit of the whole run")
+    if reward["store"] and not reward["cache"]:
+        errors.append("reward.store: needs reward.cache=true")
+    if reward["turn_penalty"] + reward["length_penalty"] > 1:
+        errors.append("reward.length_penalty: with reward.turn_penalty it takes more than the whole reward")
+    try:
+        shape_config({name: reward[name] for name in SHAPE_KEYS})
+    except ValueError as error:
+        errors.append(f"reward.shape: {error}")
     return errors
 
 

@@ -8,12 +8,16 @@ SWE-smith's schema with one row; environments come from the cache that `launch/p
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from launch.config_compose import ROOT
+from recipes.swe.grading import case_of, open_grader
 from recipes.swe.tasks import LOCAL_TASKS, TaskFileError, load_tasks
 from recipes.swe.types import TaskInstance
-from rewards.cli import Opened, Tasks, UnusableError, UsageError
+from rewards.cli import Tasks, UnusableError, UsageError
+from rewards.grader import Case
 from sandbox.cache import EnvCache
 from sandbox.errors import CacheError, SandboxError
 from sandbox.mini import MiniBackend
@@ -28,15 +32,19 @@ class PreparedTasks:
     def __init__(self, backend: MiniBackend, root: Path) -> None:
         self._backend = backend
         self._cache = EnvCache(root)
+        self.grader = open_grader(root)
 
-    def open(self, task: str) -> Opened:
+    def open(self, task: str) -> Case:
         """As `rewards.cli.Tasks`."""
         found = self._find(task)
         try:
             env = self._cache.ensure(found.env)
         except CacheError as error:
             raise UnusableError(str(error)) from error
-        return Opened(found.tests, self._sandbox(env.spec(LIMITS)))
+        return replace(
+            case_of(found.tests, env, self._backend, LIMITS),
+            open_sandbox=partial(self._sandbox, env.spec(LIMITS)),
+        )
 
     @asynccontextmanager
     async def _sandbox(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from rewards.errors import GraderError
-from rewards.grade import grade
-from rewards.types import GradingSandbox, RewardResult, TestSpec
+from rewards.grader import Case, Grader
+from rewards.types import RewardResult
 
 GROUP = "swe_rewards.sandboxes"
 OK, USAGE, UNUSABLE, INTERRUPTED = 0, 2, 3, 130
@@ -34,20 +34,15 @@ class UnusableError(Exception):
     """The environment cannot do it; exit status 3."""
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A task, ready to be graded."""
-
-    tests: TestSpec
-    """Its tests."""
-    sandbox: AbstractAsyncContextManager[GradingSandbox]
-    """Opens a fresh sandbox of it."""
-
-
 class Tasks(Protocol):
-    """What an entry point of the group gives: an async context manager with one method."""
+    """What an entry point of the group gives, in an async context manager."""
 
-    def open(self, task: str) -> Opened:
+    @property
+    def grader(self) -> Grader:
+        """Judges the cases; keeps verdicts or not."""
+        ...
+
+    def open(self, task: str) -> Case:
         """`task` is an id, or a file with one row. Raises UsageError or UnusableError."""
         ...
 
@@ -127,9 +122,7 @@ def _read(name: str) -> str:
 
 
 async def _judge(tasks: Tasks, job: Job) -> dict[str, Any]:
-    opened = tasks.open(job.task)
-    async with opened.sandbox as sandbox:
-        result = await grade(opened.tests, job.patch, sandbox)
+    result = await tasks.grader.judge(tasks.open(job.task), job.patch)
     return {"task": job.task, **as_json(result)}
 
 

@@ -15,6 +15,10 @@ from dataclasses import replace
 from rewards.errors import GraderError
 from rewards.types import GradingSandbox, RewardResult
 
+COUNTED_AS_0 = "_counted_as_0"
+CONTROL_FAILED = "control_failed"
+"""Names among the counted faults, beside the kinds."""
+
 
 async def grade_with_retry[S: GradingSandbox](
     open_sandbox: Callable[[], AbstractAsyncContextManager[S]],
@@ -43,7 +47,7 @@ async def grade_with_retry[S: GradingSandbox](
                     raise
                 if control is not None:
                     await _controlled(control, faults)
-                _note(faults, f"{error.kind}_counted_as_0")
+                _note(faults, f"{error.kind}{COUNTED_AS_0}")
                 return replace(error.repeated, gradings=attempt)
     raise ValueError("attempts must be at least 1")
 
@@ -52,7 +56,7 @@ async def _controlled(control: Callable[[], Awaitable[None]], faults: Counter[st
     try:
         await control()
     except GraderError:
-        _note(faults, "control_failed")
+        _note(faults, CONTROL_FAILED)
         raise
 
 

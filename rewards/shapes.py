@@ -13,6 +13,8 @@ from rewards.types import RewardResult
 
 ShapeName = Literal["binary", "fraction"]
 SuspiciousPolicy = Literal["zero", "quarantine"]
+SHAPE_KEYS = ("shape", "turn_penalty", "length_penalty", "format_bonus", "suspicious")
+"""What `shape_config` reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +110,7 @@ def shaped(
 
 def shape_config(values: Mapping[str, object]) -> ShapeConfig:
     """From configuration. Raises ValueError naming what is unknown or wrong."""
-    known = {"shape", "turn_penalty", "length_penalty", "format_bonus", "suspicious"}
-    unknown = sorted(set(values) - known)
+    unknown = sorted(set(values) - set(SHAPE_KEYS))
     if unknown:
         raise ValueError(f"unknown: {', '.join(unknown)}")
     shape, suspicious = values.get("shape", "binary"), values.get("suspicious", "zero")

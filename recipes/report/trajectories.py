@@ -31,7 +31,7 @@ class IndexLine:
     verdict: str
     """solved, unsolved or failed."""
     reward: float | None
-    """None when it failed."""
+    """None when it failed or is quarantined."""
     end: str | None
     """How the agent ended; None when it failed before."""
     failure: str | None
@@ -80,11 +80,12 @@ def _write_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
 
 def _index(rollout: Rollout) -> IndexLine:
     turns = rollout.trajectory.turns if rollout.trajectory else ()
+    trained = rollout.failure is None and not rollout.quarantined
     return IndexLine(
         trajectory_id=rollout.trajectory_id,
         instance_id=rollout.instance_id,
         verdict=verdict(rollout),
-        reward=None if rollout.failure or rollout.reward is None else rollout.reward.reward,
+        reward=rollout.reward.reward if rollout.reward is not None and trained else None,
         end=rollout.trajectory.end if rollout.trajectory else None,
         failure=rollout.failure.kind if rollout.failure else None,
         turns=len(turns),
@@ -144,6 +145,8 @@ def rollout_text(rollout: Rollout) -> str:
     lines.append(f"verdict    {verdict(rollout)}")
     if rollout.failure is not None:
         lines.append(f"failure    {rollout.failure.kind}: {rollout.failure.message}")
+    if rollout.quarantined:
+        lines.append("quarantined: its verdict is suspicious, so it is not trained on")
     if rollout.reward is not None:
         reward = rollout.reward
         lines.append(

@@ -17,6 +17,8 @@ from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 from skyrl.train.generators.base import GeneratorOutput
 from skyrl.train.trainer import RayPPOTrainer
 
+from recipes.swe.output import QUARANTINED
+
 LOGPROB_DIFF = "policy/rollout_train_logprobs_abs_diff_mean"
 """SkyRL's own name of the mean difference between sampled and recomputed log-probabilities."""
 
@@ -79,15 +81,17 @@ class SweTrainer(RayPPOTrainer):
         """As SkyRL's, with reward metrics over healthy rollouts only."""
         masks = generator_output["loss_masks"]
         kept = [row for row, mask in enumerate(masks) if any(mask)]
-        failed = len(masks) - len(kept)
+        reasons = generator_output["stop_reasons"] or []
+        failed = len(masks) - len(kept) - reasons.count(QUARANTINED)
         if not kept or failed / len(masks) > self.max_failed_share:
             raise TooManyFailuresError(
                 f"{failed} of {len(masks)} rollouts of step {self.global_step} failed "
                 f"(limit {self.max_failed_share:.0%}): {dict(Counter(_reasons(generator_output, kept)))}"
             )
-        if failed and metrics_generator_output is None:
+        if len(kept) < len(masks) and metrics_generator_output is None:
             logger.warning(
-                f"step {self.global_step}: {failed} of {len(masks)} rollouts failed and are left out"
+                f"step {self.global_step}: {failed} of {len(masks)} rollouts failed, "
+                f"{reasons.count(QUARANTINED)} are quarantined; they are left out"
             )
             metrics_generator_output = _select(generator_output, kept)
             metrics_uids = [uids[row] for row in kept]

@@ -37,10 +37,10 @@ async def open_runner(config: Mapping[str, Any], stack: AsyncExitStack) -> Runne
 
     from recipes.swe.agent_config import AgentConfig
     from recipes.swe.chat import ChatCodec
+    from recipes.swe.grading import open_grader
     from recipes.swe.policy import VllmPolicy
     from recipes.swe.rollout import RolloutLimits, RolloutRunner
-    from rewards.cache import GradeCache
-    from rewards.grade import grade
+    from rewards.shapes import SHAPE_KEYS, shape_config
     from sandbox.cache import EnvCache
     from sandbox.mini import MiniBackend
     from sandbox.types import MIB, Limits
@@ -60,6 +60,7 @@ async def open_runner(config: Mapping[str, Any], stack: AsyncExitStack) -> Runne
         ),
         max_concurrent=sandbox["max_concurrent"],
         grading_timeout_s=reward["timeout_s"],
+        test_timeout_s=reward["test_timeout_s"],
     )
     return RolloutRunner(
         backend,
@@ -67,8 +68,12 @@ async def open_runner(config: Mapping[str, Any], stack: AsyncExitStack) -> Runne
         policy,
         codec,
         AgentConfig.from_mapping(config["agent"]),
-        grade=grade,
-        verdicts=GradeCache() if reward["cache"] else None,
+        grader=open_grader(
+            Path(paths["cache_dir"]) if reward["store"] else None,
+            attempts=reward["attempts"],
+            cached=reward["cache"],
+        ),
+        shape=shape_config({name: reward[name] for name in SHAPE_KEYS}),
         limits=limits,
     )
 

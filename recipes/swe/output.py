@@ -3,7 +3,8 @@
 A row is the whole history: the first prompt, then response and observation in turn, exactly as the
 server saw and sampled them. Only sampled ids carry loss and a log-probability; nothing is tokenised
 here. A failed rollout (ours, not the policy's) becomes a one-token row without loss, so that order and
-length are kept; `recipes.swe.advantages` keeps it out of its group's statistics.
+length are kept; `recipes.swe.advantages` keeps it out of its group's statistics. So does one whose verdict
+is suspicious and to be quarantined.
 """
 
 from collections import Counter, defaultdict
@@ -16,6 +17,11 @@ from skyrl.train.generators.base import GeneratorOutput, TrajectoryID
 from skyrl.train.generators.utils import get_rollout_metrics
 
 from recipes.swe.types import STAGES, EndReason, FailureKind, Rollout, Trajectory
+from rewards.errors import FaultKind
+from rewards.retry import CONTROL_FAILED, COUNTED_AS_0
+
+QUARANTINED = "quarantined"
+"""Stop reason of a row whose verdict is suspicious: no failure of ours, and not trained on."""
 
 
 class HistoryError(AssertionError):
@@ -44,6 +50,7 @@ def is_healthy(rollout: Rollout) -> bool:
     """Whether the rollout may be trained on."""
     return (
         rollout.failure is None
+        and not rollout.quarantined
         and rollout.reward is not None
         and rollout.trajectory is not None
         and len(rollout.trajectory.turns) > 0
@@ -73,9 +80,11 @@ def trajectory_row(trajectory: Trajectory, reward: float) -> Row:
 
 
 def placeholder_row(rollout: Rollout, pad_token_id: int) -> Row:
-    """The row of a failed rollout: one token, no loss, no reward."""
-    kind = rollout.failure.kind if rollout.failure else "failed"
-    return Row([pad_token_id], [pad_token_id], [0], [0.0], 0.0, f"failed_{kind}")
+    """The row of a failed or quarantined rollout: one token, no loss, no reward."""
+    reason = f"failed_{rollout.failure.kind if rollout.failure else 'failed'}"
+    if rollout.failure is None and rollout.quarantined:
+        reason = QUARANTINED
+    return Row([pad_token_id], [pad_token_id], [0], [0.0], 0.0, reason)
 
 
 def to_generator_output(
@@ -135,6 +144,7 @@ def rollout_metrics(rollouts: Sequence[Rollout], rows: Sequence[Row]) -> dict[st
         metrics |= _stage_metrics(splits)
         metrics |= _outcome_metrics([rollout for rollout, _ in healthy])
     metrics |= _failure_metrics(rollouts)
+    metrics |= _grading_metrics(rollouts)
     return metrics
 
 
@@ -156,6 +166,7 @@ def _outcome_metrics(healthy: Sequence[Rollout]) -> dict[str, float]:
     return {
         "environment/resolved_mean": float(np.mean([reward.resolved for reward in rewards])),
         "environment/f2p_fraction_mean": float(np.mean([reward.f2p_fraction for reward in rewards])),
+        "environment/reward_mean": float(np.mean([reward.reward for reward in rewards])),
         "environment/p2p_broken_mean": float(np.mean([reward.p2p_broken for reward in rewards])),
         "environment/turns_mean": len(turns) / len(trajectories),
         "environment/well_formed_mean": float(np.mean([bool(turn.action) for turn in turns])),
@@ -168,7 +179,7 @@ def _failure_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     groups: dict[str, list[bool]] = defaultdict(list)
     for rollout in rollouts:
         groups[rollout.instance_id].append(is_healthy(rollout))
-    failed = sum(not is_healthy(rollout) for rollout in rollouts)
+    failed = sum(not is_healthy(rollout) and not _is_quarantined(rollout) for rollout in rollouts)
     return {
         "environment/num_rollouts": float(len(rollouts)),
         "environment/num_retried": float(sum(rollout.attempts > 1 for rollout in rollouts)),
@@ -177,4 +188,24 @@ def _failure_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "environment/group_excluded_mean": float(np.mean([sum(group) < 2 for group in groups.values()]))
         if groups
         else 0.0,
+    }
+
+
+def _is_quarantined(rollout: Rollout) -> bool:
+    return rollout.failure is None and rollout.quarantined
+
+
+def _grading_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Suspicions, and faults of grading by kind; zeros included, so that a chart has no holes."""
+    faults = Counter[str]()
+    for rollout in rollouts:
+        faults.update(rollout.grading_faults)
+    counted = sum(count for name, count in faults.items() if name.endswith(COUNTED_AS_0))
+    suspicious = sum(rollout.reward is not None and bool(rollout.reward.suspicions) for rollout in rollouts)
+    return {
+        "environment/num_suspicious": float(suspicious),
+        "environment/num_quarantined": float(sum(map(_is_quarantined, rollouts))),
+        **{f"environment/num_grading_fault_{kind}": float(faults[kind]) for kind in get_args(FaultKind)},
+        "environment/num_grading_fault_counted_as_0": float(counted),
+        "environment/num_grading_control_failed": float(faults[CONTROL_FAILED]),
     }

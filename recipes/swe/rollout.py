@@ -9,9 +9,10 @@ neither Ray nor SkyRL.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from recipes.report.trajectories import rollout_text
@@ -20,7 +21,8 @@ from recipes.swe.chat import ChatCodec
 from recipes.swe.failures import INFRASTRUCTURE, classify
 from recipes.swe.stages import Stage, StageClock
 from recipes.swe.types import Failure, Policy, Rollout, RolloutRequest, TaskInstance, Trajectory
-from rewards.retry import grade_with_retry
+from rewards.grader import Case, Grader
+from rewards.shapes import Effort, ShapeConfig, shaped
 from rewards.types import RewardResult, TestSpec
 from sandbox.errors import SandboxStartError
 from sandbox.types import Backend, CachedEnv, EnvSpec, Limits, Sandbox
@@ -28,29 +30,14 @@ from sandbox.types import Backend, CachedEnv, EnvSpec, Limits, Sandbox
 logger = logging.getLogger(__name__)
 
 
+BINARY = ShapeConfig()
+
+
 class Environments(Protocol):
     """Where prepared environments are found; `sandbox.cache.EnvCache` satisfies it."""
 
     def ensure(self, spec: EnvSpec) -> CachedEnv:
         """Raises CacheError."""
-        ...
-
-
-class Grade(Protocol):
-    """Runs the tests on a patch in a fresh sandbox; `rewards.grade.grade` satisfies it."""
-
-    async def __call__(self, tests: TestSpec, patch: str, sandbox: Sandbox) -> RewardResult:
-        """Raises GraderError."""
-        ...
-
-
-class Verdicts(Protocol):
-    """Remembers verdicts; `rewards.cache.GradeCache` satisfies it."""
-
-    async def get(
-        self, task_id: str, patch: str, grade: Callable[[], Awaitable[RewardResult]]
-    ) -> RewardResult:
-        """The known verdict, or that of `grade`; equal patches that come at once are graded once."""
         ...
 
 
@@ -66,12 +53,14 @@ class RolloutLimits:
     """Of those, how many run tests at once; about the number of cores."""
     grading_timeout_s: float | None = None
     """Wall time of a test run in seconds; None keeps the task's own."""
+    test_timeout_s: float | None = None
+    """Wall time of one test in seconds; None keeps the task's own."""
     start_timeout_s: float = 120.0
     """To find an environment and open its sandbox, in seconds."""
     attempt_timeout_s: float = 3600.0
     """Of one whole attempt, in seconds, so that nothing can hang a step for ever."""
     attempts: int = 2
-    """Tries before a fault of ours is returned as a failure."""
+    """Tries before a fault of ours is returned as a failure; how often is graded is the grader's."""
 
 
 @dataclass(slots=True)
@@ -79,7 +68,8 @@ class _Progress:
     """What an attempt has got to; survives into the next one."""
 
     trajectory: Trajectory | None = None
-    reward: RewardResult | None = None
+    verdict: RewardResult | None = None
+    grading_faults: Counter[str] = field(default_factory=Counter[str])
     clock: StageClock = field(default_factory=StageClock)
 
 
@@ -94,21 +84,20 @@ class RolloutRunner:
         codec: ChatCodec,
         agent: AgentConfig,
         *,
-        grade: Grade,
-        verdicts: Verdicts | None = None,
+        grader: Grader,
+        shape: ShapeConfig = BINARY,
         limits: RolloutLimits = RolloutLimits(),
     ) -> None:
-        """The backend must be open (`async with backend`) while rollouts run; it is not closed here."""
+        """The backend must be open (`async with backend`) while rollouts run; it is not closed here. `shape`
+        makes the number that is trained on from a verdict."""
         self._backend = backend
         self._cache = cache
         self._policy = policy
         self._codec = codec
         self._agent = agent
-        self._grade = grade
-        self._verdicts = verdicts
+        self._grader = grader
+        self._shape = shape
         self._limits = limits
-        self.grading_faults: Counter[str] = Counter()
-        """Faults of grading by kind, and how many repeated ones were counted as 0."""
         self._slots = asyncio.Semaphore(limits.max_concurrent)
         self._grading_slots = asyncio.Semaphore(limits.max_grading)
 
@@ -127,22 +116,34 @@ class RolloutRunner:
                     "rollout %s, attempt %d of %d failed: %s: %s",
                     request.trajectory_id, attempt, self._limits.attempts, failure.kind, failure.message,
                 )  # fmt: skip
+            reward, quarantined = self._rewarded(progress, request.task)
             return Rollout(
                 trajectory_id=request.trajectory_id,
                 instance_id=request.task.instance_id,
                 trajectory=progress.trajectory,
-                reward=progress.reward,
+                reward=reward,
                 stage_times_s=progress.clock.stop(),
                 failure=failure,
                 attempts=attempt,
+                quarantined=quarantined,
+                grading_faults=dict(progress.grading_faults),
             )
+
+    def _rewarded(self, progress: _Progress, task: TaskInstance) -> tuple[RewardResult | None, bool]:
+        """The verdict with the number that is trained on, and whether it is quarantined."""
+        if progress.verdict is None or progress.trajectory is None:
+            return progress.verdict, False
+        effort = effort_of(progress.trajectory, self._agent)
+        passing = len(task.tests.pass_to_pass)
+        number = shaped(progress.verdict, self._shape, effort, pass_to_pass=passing)
+        return replace(progress.verdict, reward=number or 0.0), number is None
 
     async def _attempt(self, request: RolloutRequest, progress: _Progress) -> Failure | None:
         try:
             async with asyncio.timeout(self._limits.attempt_timeout_s):
                 if progress.trajectory is None:
                     progress.trajectory = await self._work(request, progress.clock)
-                progress.reward = await self._verdict(request.task, progress.trajectory.patch, progress.clock)
+                progress.verdict = await self._verdict(request.task, progress.trajectory.patch, progress)
         except INFRASTRUCTURE as error:
             failure = classify(error, stage=progress.clock.stage)
             if failure is None:
@@ -151,7 +152,9 @@ class RolloutRunner:
         return None
 
     async def _work(self, request: RolloutRequest, clock: StageClock) -> Trajectory:
-        async with self._sandbox(request.task, clock) as sandbox:
+        clock.switch("env_prep")
+        env = await asyncio.to_thread(self._cache.ensure, request.task.env)
+        async with self._sandbox(env, clock, "sandbox_start") as sandbox:
             return await run_agent(
                 sandbox,
                 self._policy,
@@ -162,32 +165,33 @@ class RolloutRunner:
                 clock=clock,
             )
 
-    async def _verdict(self, task: TaskInstance, patch: str, clock: StageClock) -> RewardResult:
-        clock.switch("grade")
-        if self._verdicts is None:
-            return await self._run_tests(task, patch, clock)
-        return await self._verdicts.get(task.instance_id, patch, lambda: self._run_tests(task, patch, clock))
+    async def _verdict(self, task: TaskInstance, patch: str, progress: _Progress) -> RewardResult:
+        progress.clock.switch("grade")
+        env = await asyncio.to_thread(self._cache.ensure, task.env)
+        case = Case(
+            self._tests(task.tests),
+            partial(self._grading_sandbox, env, progress.clock),
+            environment=env.digest,
+            limits=repr(self._limits.sandbox),
+        )
+        return await self._grader.judge(case, patch, faults=progress.grading_faults)
 
-    async def _run_tests(self, task: TaskInstance, patch: str, clock: StageClock) -> RewardResult:
-        tests = task.tests
+    def _tests(self, tests: TestSpec) -> TestSpec:
         if self._limits.grading_timeout_s is not None:
             tests = replace(tests, timeout_s=self._limits.grading_timeout_s)
-        async with self._grading_slots:
-            return await grade_with_retry(
-                lambda: self._sandbox(task, clock, opening="grade"),
-                lambda sandbox: self._grade(tests, patch, sandbox),
-                attempts=self._limits.attempts,
-                faults=self.grading_faults,
-            )
+        if self._limits.test_timeout_s is not None and tests.runner != "log":
+            tests = replace(tests, test_timeout_s=self._limits.test_timeout_s)
+        return tests
 
     @asynccontextmanager
-    async def _sandbox(
-        self, task: TaskInstance, clock: StageClock, opening: Stage | None = None
-    ) -> AsyncIterator[Sandbox]:
-        """A fresh sandbox of the task, closed whatever happens; `opening` charges its start to one stage."""
-        clock.switch(opening or "env_prep")
-        env = await asyncio.to_thread(self._cache.ensure, task.env)
-        clock.switch(opening or "sandbox_start")
+    async def _grading_sandbox(self, env: CachedEnv, clock: StageClock) -> AsyncIterator[Sandbox]:
+        async with self._grading_slots, self._sandbox(env, clock, "grade") as sandbox:
+            yield sandbox
+
+    @asynccontextmanager
+    async def _sandbox(self, env: CachedEnv, clock: StageClock, opening: Stage) -> AsyncIterator[Sandbox]:
+        """A fresh sandbox of the task, closed whatever happens; `opening` is the stage of its start."""
+        clock.switch(opening)
         try:
             async with asyncio.timeout(self._limits.start_timeout_s):
                 sandbox = await self._backend.open(env.spec(self._limits.sandbox))
@@ -200,6 +204,17 @@ class RolloutRunner:
             await sandbox.close()
             if before is not None:  # An error on its way out is classified by the stage that it came from.
                 clock.switch(before)
+
+
+def effort_of(trajectory: Trajectory, agent: AgentConfig) -> Effort:
+    """What the attempt took, for reward shapes. Its tokens are limited by turns and by the context."""
+    return Effort(
+        turns=len(trajectory.turns),
+        max_turns=agent.max_turns,
+        tokens=sum(len(turn.response_ids) for turn in trajectory.turns),
+        max_tokens=min(agent.max_turns * agent.max_response_tokens, agent.max_context_tokens),
+        well_formed=sum(bool(turn.action) for turn in trajectory.turns),
+    )
 
 
 def render(rollout: Rollout, task: TaskInstance) -> str:

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from recipes.swe.grading import case_of, open_grader
 from recipes.swe.tasks import TEST_COMMAND, TaskRow, gold_patch, parse_row
 from recipes.swe.tasks_build import BuildError, LayerBuilder
 from recipes.swe.tasks_patch import make_patch, split_lines
 from recipes.swe.tasks_projects import Bug, Project
 from recipes.swe.tasks_statement import problem_statement
 from rewards.errors import GraderError
-from rewards.grade import grade
 from rewards.runner import TestRun, run_tests
 from rewards.types import RewardResult, TestSpec
 from sandbox.cache import EnvRecord, layer_dir, open_record
@@ -75,6 +75,7 @@ class Validator:
         self._root = root
         self._backend = backend
         self._builder = builder
+        self._grader = open_grader(None, cached=False)  # it measures, and believes no older verdict
         self._clean: dict[str, asyncio.Task[frozenset[str]]] = {}
 
     async def validate(self, project: Project, bug: Bug) -> Verdict:
@@ -193,8 +194,7 @@ class Validator:
     async def _grade(self, row: TaskRow, record: EnvRecord, patch: str) -> RewardResult:
         env = open_record(self._root, row.instance_id, record)
         tests = TestSpec(TEST_COMMAND, row.fail_to_pass, row.pass_to_pass, TEST_TIMEOUT_S)
-        async with await self._backend.open(env.spec(TEST_LIMITS)) as sandbox:
-            return await grade(tests, patch, sandbox)
+        return await self._grader.judge(case_of(tests, env, self._backend, TEST_LIMITS), patch)
 
     def _verdict_path(self, project: Project, bug: Bug, venv: str, repo: str) -> Path:
         names = (project.repo, project.image_name)

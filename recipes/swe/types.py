@@ -124,6 +124,10 @@ class Rollout:
     """Set when the rollout must not be trained on."""
     attempts: int = 1
     """2 when the first attempt failed and was retried."""
+    quarantined: bool = False
+    """True when a suspicious verdict must not be trained on (`reward.suspicious=quarantine`)."""
+    grading_faults: dict[str, int] = field(default_factory=dict[str, int])
+    """Faults of grading by kind, see `rewards.retry`; none when the verdict was known before."""
 
 
 class Policy(Protocol):

@@ -13,7 +13,8 @@ from recipes.swe.policy import ScriptedPolicy
 from recipes.swe.rollout import RolloutLimits, RolloutRunner
 from recipes.swe.types import RolloutRequest
 from rewards.cache import GradeCache
-from rewards.types import RewardResult, TestSpec
+from rewards.grader import Case, Grader
+from rewards.types import RewardResult
 from sandbox.mini import MiniBackend
 from sandbox.types import MIB, CachedEnv, EnvSpec, Limits, Sandbox
 from tests.agent.fakes import task
@@ -52,7 +53,7 @@ async def backend() -> AsyncIterator[MiniBackend]:
         yield opened
 
 
-async def grade(tests: TestSpec, patch: str, sandbox: Sandbox) -> RewardResult:
+async def grade(case: Case, patch: str, sandbox: Sandbox) -> RewardResult:
     """Stands for rewards.grade, which needs an environment with pytest."""
     if patch:
         argv = ["git", "apply", "-"]
@@ -77,7 +78,7 @@ async def test_rollouts_end_to_end(backend: MiniBackend, cache: ToyCache, codec:
     limits = RolloutLimits(sandbox=LIMITS, max_concurrent=4)
     policy = Looping(codec, texts)
     runner = RolloutRunner(
-        backend, cache, policy, codec, DEMO, grade=grade, verdicts=GradeCache(), limits=limits
+        backend, cache, policy, codec, DEMO, grader=Grader(once=grade, cache=GradeCache()), limits=limits
     )
     rollouts = await asyncio.gather(*(runner.run(RolloutRequest(str(i), task())) for i in range(6)))
     for rollout in rollouts:
@@ -98,7 +99,7 @@ async def test_without_a_fix_it_is_not_solved(
 ) -> None:
     policy = ScriptedPolicy(codec, [LS, SUBMIT])
     runner = RolloutRunner(
-        backend, cache, policy, codec, DEMO, grade=grade, limits=RolloutLimits(sandbox=LIMITS)
+        backend, cache, policy, codec, DEMO, grader=Grader(once=grade), limits=RolloutLimits(sandbox=LIMITS)
     )
     rollout = await runner.run(RolloutRequest("t", task()))
     assert rollout.trajectory is not None

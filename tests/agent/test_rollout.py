@@ -17,9 +17,11 @@ from recipes.swe.stages import StageClock
 from recipes.swe.types import STAGES, Completion, RolloutRequest
 from rewards.cache import GradeCache
 from rewards.errors import GraderError
-from rewards.types import RewardResult, TestSpec
+from rewards.grader import Case, Grader
+from rewards.shapes import ShapeConfig, shape_config
+from rewards.types import GradingSandbox, RewardResult
 from sandbox.errors import CacheError, SandboxLostError, SandboxStartError
-from sandbox.types import Sandbox, SandboxSpec
+from sandbox.types import SandboxSpec
 from tests.agent.fakes import FakeBackend, FakeCache, FakeSandbox, task
 from tests.agent.test_agent import DEMO, FIX, LS, SUBMIT
 
@@ -66,6 +68,7 @@ class Parts:
     delay_s: float = 0.0
     grades: list[RewardResult | Exception] = field(default_factory=list)
     verdicts: GradeCache | None = None
+    shape: ShapeConfig = field(default_factory=ShapeConfig)
 
     def __post_init__(self) -> None:
         self.policy = Looping(self.codec, self.texts, self.delay_s)
@@ -75,7 +78,7 @@ class Parts:
         self.grading_now = 0
         self.most_grading = 0
 
-    async def grade(self, tests: TestSpec, patch: str, sandbox: Sandbox) -> RewardResult:
+    async def grade(self, case: Case, patch: str, sandbox: GradingSandbox) -> RewardResult:
         assert await sandbox.read_file("/testbed/a.py") == b"return a - b\n"
         self.grading_now += 1
         self.most_grading = max(self.most_grading, self.grading_now)
@@ -94,8 +97,8 @@ class Parts:
             self.policy,
             self.codec,
             DEMO,
-            grade=self.grade,
-            verdicts=self.verdicts,
+            grader=Grader(once=self.grade, cache=self.verdicts),
+            shape=self.shape,
             limits=self.limits,
         )
 
@@ -233,6 +236,35 @@ async def test_one_patch_is_graded_once(codec: ChatCodec) -> None:
     rollouts = await asyncio.gather(*(runner.run(RolloutRequest(str(number), task())) for number in range(8)))
     assert all(rollout.reward == SOLVED for rollout in rollouts)
     assert len(parts.graded) == 1
+
+
+async def test_the_trained_number_is_shaped_and_the_verdict_stays(codec: ChatCodec) -> None:
+    half = RewardResult(0.0, False, 0.5, 0)
+    parts = Parts(codec, grades=[half, SOLVED, SOLVED], shape=ShapeConfig(shape="fraction", turn_penalty=0.5))
+    runner = parts.runner()
+    rollouts = [await runner.run(RolloutRequest(str(number), task())) for number in range(2)]
+    share = 3 / DEMO.max_turns
+    for rollout, expected, resolved in zip(rollouts, (0.5, 1.0), (False, True), strict=True):
+        assert rollout.reward is not None
+        assert rollout.reward.reward == pytest.approx(expected * (1 - 0.5 * share))
+        assert (rollout.reward.resolved, rollout.quarantined) == (resolved, False)
+
+
+@pytest.mark.parametrize("policy", ["zero", "quarantine"])
+async def test_a_suspicious_verdict(codec: ChatCodec, policy: str) -> None:
+    suspect = RewardResult(0.0, False, 0.0, 0, tests_passed=True, suspicions=("looks for pytest",))
+    shape = shape_config({"suspicious": policy, "format_bonus": 0.5})
+    rollout = await Parts(codec, grades=[suspect], shape=shape).runner().run(RolloutRequest("t", task()))
+    assert rollout.failure is None
+    assert rollout.reward == suspect
+    assert rollout.quarantined == (policy == "quarantine")
+
+
+async def test_faults_of_grading_travel_with_the_rollout(codec: ChatCodec) -> None:
+    fault = GraderError("killed", "runner_died", repeated=RewardResult(0.0, False, 0.0, 1))
+    rollout = await Parts(codec, grades=[fault]).runner().run(RolloutRequest("t", task()))
+    assert (rollout.reward is not None and rollout.reward.resolved, rollout.attempts) == (True, 1)
+    assert rollout.grading_faults == {"runner_died": 1}
 
 
 async def test_a_fault_is_not_remembered(codec: ChatCodec) -> None:

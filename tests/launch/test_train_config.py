@@ -181,3 +181,38 @@ def test_the_same_message_about_two_keys_is_told_twice():
     assert done.returncode == 2
     assert "policy.bogus: unknown key" in done.stderr
     assert "skyrl.trainer.algorithm.nope: unknown key" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("tests", {}),
+        ("binary", {}),
+        ("fraction", {"shape": "fraction"}),
+        ("turns", {"turn_penalty": 0.2}),
+        ("length", {"length_penalty": 0.2}),
+        ("format", {"format_bonus": 0.1}),
+    ],
+)
+def test_reward_shapes_are_a_group(name: str, changed: dict[str, object]):
+    reward = load_config(["+recipe=cpu_demo", f"reward={name}"])["reward"]
+    plain = {
+        "shape": "binary",
+        "turn_penalty": 0,
+        "length_penalty": 0,
+        "format_bonus": 0,
+        "suspicious": "zero",
+    }
+    assert {key: reward[key] for key in plain} == plain | changed
+
+
+def test_a_reward_that_makes_no_sense_is_refused_at_start_up():
+    with pytest.raises(ConfigError) as caught:
+        load_config(["+recipe=cpu_demo", "reward.shape=cubic", "reward.turn_penalty=2", "reward.attempts=0"])
+    for key in ("reward.shape: must be one of", "reward.turn_penalty: must be", "reward.attempts: must be"):
+        assert key in str(caught.value)
+    rules = ["reward.turn_penalty=0.6", "reward.length_penalty=0.6", "reward.cache=false"]
+    with pytest.raises(ConfigError) as caught:
+        load_config(["+recipe=cpu_demo", "reward.test_timeout_s=900", *rules])
+    for key in ("reward.test_timeout_s: is more", "reward.store: needs", "reward.length_penalty: with"):
+        assert key in str(caught.value)

@@ -108,3 +108,30 @@ def test_a_batch_that_failed_whole_is_still_a_batch():
     output = to_generator_output([FAILED, FAILED], pad_token_id=PAD)
     assert output["loss_masks"] == [[0], [0]]
     assert output["rollout_metrics"] is not None
+
+
+def test_a_quarantined_rollout_is_left_out_and_is_no_failure():
+    good = make_rollout("a/0", (make_turn((1, 2), (3, 4), (-0.5, -0.25)),))
+    suspect = RewardResult(0.0, False, 0.0, 0, suspicions=("looks for pytest",))
+    faults = {"runner_died": 2, "runner_died_counted_as_0": 1, "memory": 1, "control_failed": 1}
+    output = to_generator_output(
+        [good, replace(good, reward=suspect, quarantined=True), replace(good, grading_faults=faults)],
+        pad_token_id=PAD,
+    )
+    assert output["loss_masks"] == [[1, 1], [0], [1, 1]]
+    assert output["stop_reasons"] == ["submitted", "quarantined", "submitted"]
+    metrics = output["rollout_metrics"]
+    for name, value in {
+        "num_quarantined": 1, "num_suspicious": 1, "infra_failure_rate_mean": 0, "reward_mean": 1,
+        "num_grading_fault_runner_died": 2, "num_grading_fault_memory": 1, "num_grading_fault_disk": 0,
+        "num_grading_fault_counted_as_0": 1, "num_grading_control_failed": 1,
+    }.items():  # fmt: skip
+        assert metrics[f"environment/{name}"] == value, name
+
+
+def test_a_suspicious_rollout_that_is_not_quarantined_is_trained_on():
+    suspect = RewardResult(0.0, False, 0.0, 0, suspicions=("looks for pytest",))
+    rollout = replace(make_rollout("a/0", (make_turn((1, 2), (3,), (-0.5,)),)), reward=suspect)
+    output = to_generator_output([rollout], pad_token_id=PAD)
+    assert output["loss_masks"] == [[1]]
+    assert output["rollout_metrics"]["environment/num_suspicious"] == 1

@@ -1,7 +1,8 @@
 """How good the demo policy is before RL: share of well-formed calls and resolve rate, task by task.
 
-The real agent loop runs over pretend sandboxes (seconds) or real ones. An attempt counts as resolved when the
-file ends up exactly as it should be, which is stricter than the tests; grading is the training's business.
+The real agent loop runs over pretend sandboxes (seconds) or real ones. In real ones the grader of the
+training judges the patch by the task's tests. In pretend ones, where no test can run, the file must end up
+exactly as it should be, which is stricter.
 Run as a module to judge a finished policy:
 
     python -m recipes.cpu.policy.evaluate --cache-dir .cache --samples 8 [--real]
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from recipes.cpu.policy.demonstrations import LIMITS, DemonstrationError, task_source
 from recipes.cpu.policy.plans import TaskSource
@@ -20,11 +22,11 @@ from recipes.cpu.policy.sampler import TorchPolicy, load
 from recipes.cpu.policy.simulate import SimulatedSandbox
 from recipes.swe.agent import AgentConfig, run_agent
 from recipes.swe.chat import ChatCodec
+from recipes.swe.grading import case_of, open_grader
 from recipes.swe.tasks import LOCAL_TASKS, load_rows, to_task
-from recipes.swe.tasks_patch import apply_patch
 from recipes.swe.types import TaskInstance, Trajectory
 from sandbox.cache import EnvCache
-from sandbox.types import Backend
+from sandbox.types import Backend, Sandbox
 
 CONCURRENT = 64
 """Attempts at once, so that sampling comes in large batches; with real sandboxes, sandboxes at once."""
@@ -49,7 +51,7 @@ class Attempt:
     trajectory: Trajectory
     """What the agent did."""
     resolved: bool
-    """Submitted, and the file is exactly the fixed one."""
+    """Submitted, and right: by the tests, or in a pretend sandbox because the file is the fixed one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ async def attempt_all(
 ) -> list[Attempt]:
     """`samples` attempts at every task, in real sandboxes when a backend and a cache are given."""
     gate = asyncio.Semaphore(concurrent)
+    grader = open_grader(cache.root if cache is not None else None)
 
     async def one(subject: Subject) -> Attempt:
         async with gate:
@@ -109,17 +112,16 @@ async def attempt_all(
             env = await asyncio.to_thread(cache.ensure, subject.task.env)
             async with await backend.open(env.spec(LIMITS)) as sandbox:
                 trajectory = await run_agent(sandbox, policy, codec, subject.task, config)
-            name = subject.source.path.removeprefix(f"{env.workdir}/")
-            try:
-                after = apply_patch(trajectory.patch, name, subject.source.buggy)
-            except ValueError:
-                after = ""
-            return _judged(subject, trajectory, after)
+            case = case_of(subject.task.tests, env, backend, LIMITS)
+            right = (await grader.judge(case, trajectory.patch)).resolved
+            return _attempt(subject, trajectory, right)
 
     async def _simulated(subject: Subject) -> Attempt:
         sandbox = SimulatedSandbox({subject.source.path: subject.source.buggy})
-        trajectory = await run_agent(sandbox, policy, codec, subject.task, config)
-        return _judged(subject, trajectory, sandbox.files[subject.source.path].decode())
+        # It has what the agent uses, and nothing else of a sandbox.
+        trajectory = await run_agent(cast(Sandbox, sandbox), policy, codec, subject.task, config)
+        after = sandbox.files[subject.source.path].decode()
+        return _attempt(subject, trajectory, after == subject.source.fixed)
 
     return list(await asyncio.gather(*(one(subject) for _ in range(samples) for subject in on)))
 
@@ -153,9 +155,8 @@ def describe(report: Report) -> str:
     )
 
 
-def _judged(subject: Subject, trajectory: Trajectory, after: str) -> Attempt:
-    right = trajectory.end == "submitted" and after == subject.source.fixed
-    return Attempt(subject.task.instance_id, trajectory, right)
+def _attempt(subject: Subject, trajectory: Trajectory, right: bool) -> Attempt:
+    return Attempt(subject.task.instance_id, trajectory, right and trajectory.end == "submitted")
 
 
 async def _main(arguments: argparse.Namespace) -> int:
