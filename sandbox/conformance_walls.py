@@ -18,7 +18,7 @@ async def limits_hold(backend: Backend) -> None:
             "head -c 50000000 /dev/zero > /big; echo $?; rm /big; for i in $(seq 100); do sleep 60 & done"
         )
         # bash as sh retries a failed fork for seconds, so a timeout is as good an end as any here.
-        result = await sandbox.exec(["sh", "-c", script], timeout_s=3)
+        result = await sandbox.exec(["sh", "-c", script], timeout_s=10)
         expect(b"No space left" in result.output, "disk is limited", result.output[:200])
         expect(b"fork" in result.output, "processes are limited", result.output[:500])
     async with await backend.open(SandboxSpec(limits=limits)) as sandbox:

@@ -38,7 +38,7 @@ SETTINGS = ("memory.max", "memory.swap.max", "pids.max", "cpu.weight")
 
 async def main():
     async with MiniBackend() as backend:
-        print("found:", backend.facts["cgroup_version"], *backend.facts["controllers"])
+        print("found:", {name: value for name, value in backend.facts.items() if name != "hello"})
         spec = SandboxSpec(limits=Limits(memory_bytes=96 * MIB, pids=20, cpu_weight=30))
         async with await backend.open(spec) as sandbox:
             for base in backend.facts["cgroup_directories"]:
