@@ -2,9 +2,9 @@
 
     python -m benchmarks.grading [--rounds N] [--at-once N,N] [--targets REGEX]
 
-On one prepared task of each project (see `make prepare`), in fresh MiniSandboxes, interleaved: the tests' files
-with bare pytest after `git apply`, and a whole grading of the right patch with everything it does. Opening and
-closing the sandbox is outside of both times. Medians; it measures nothing about the quality of verdicts.
+On one prepared task of each project (see `make prepare`), in fresh MiniSandboxes, interleaved: the tests'
+files with bare pytest after `git apply`, and a whole grading of the right patch with everything it does.
+Opening and closing the sandbox is outside of both times. Medians. It says nothing of the quality of verdicts.
 """
 
 import argparse
@@ -92,7 +92,8 @@ async def measure(options: argparse.Namespace) -> None:
         for target in targets:
             out(await compare(backend, target, options.rounds) + "\n")
         out(
-            f"\n{targets[0].name}:\n\n| at once | s | gradings/s | s each (median) |\n| --- | --- | --- | --- |\n"
+            f"\n{targets[0].name}:\n\n| at once | s | gradings/s | s each (median) |\n"
+            "| --- | --- | --- | --- |\n"
         )
         for number in options.at_once.split(","):
             out(await at_once(backend, targets[0], int(number)) + "\n")

@@ -65,8 +65,8 @@ def doubt(tests: TestSpec, run: TestRun, result: RewardResult) -> FaultKind | No
 
     Only a verdict without success is ever in doubt. Memory and disk: the kernel's count of kills includes
     those of a machine that is out of memory as a whole, and a writable layer may lie on a disk that others
-    fill. A test process killed with SIGKILL: by itself, or by a machine out of memory where nobody counts. Time:
-    only when the machine was seen to be late, for a good part of the limit that was exceeded."""
+    fill. A test process killed with SIGKILL: by itself, or by a machine out of memory where nobody counts.
+    Time: only when the machine was seen to be late, for a good part of the limit that was exceeded."""
     if result.tests_passed:
         return None
     if run.exhausted in ("memory", "disk"):
