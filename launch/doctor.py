@@ -26,6 +26,11 @@ from sandbox.mini import MiniBackend
 from sandbox.probe import Finding, probe
 from sandbox.types import SandboxSpec
 
+_WEAK = (
+    "The Landlock mode would work here. It is NO full sandbox and never chosen unasked (docs/security.md, "
+    "Modes): `python -m sandbox run --allow-weak`, or sandbox.fallback.open_backend(allow_weak=True)."
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; the exit status."""
@@ -41,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print("No sandbox can be opened on this machine. To change:", markup=False)
         for finding in missing:
             console.print(f"  {finding.name}: {finding.fix}", markup=False)
+        if any(finding.name == "landlock" and finding.ok for finding in findings):
+            console.print(_WEAK, markup=False)
         return UNUSABLE_MACHINE
     return OK if options.no_checks else asyncio.run(_check(console))
 

@@ -148,7 +148,7 @@ async def _gc(options: argparse.Namespace) -> int:
 async def _probe(options: argparse.Namespace) -> int:
     from sandbox.cli_report import probe
 
-    return probe(options)
+    return await probe(options)
 
 
 async def _conformance(options: argparse.Namespace) -> int:

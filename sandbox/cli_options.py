@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from sandbox.allowlist import parse_rule
+from sandbox.overlay import MODES
 from sandbox.types import BindMount, Limits, SandboxSpec
 
 _DEFAULT = Limits()
@@ -106,6 +107,10 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--env", type=variable, action="append", default=[], metavar="NAME[=VALUE]", help=text)
     text = "directory inside to start in (default: /)"
     group.add_argument("--workdir", default="/", metavar="DIR", help=text)
+    text = "how the root is made of layers (default: the best that works here, see `probe`)"
+    group.add_argument("--mode", choices=MODES, help=text)
+    text = "where not even user namespaces are to be had: use Landlock, which is NO full sandbox"
+    group.add_argument("--allow-weak", action="store_true", help=text)
     text = "where what is written goes (default: tmpfs, which counts as memory)"
     group.add_argument("--upper", choices=("tmpfs", "disk"), default="tmpfs", help=text)
 

@@ -1,6 +1,7 @@
 """`ls`, `gc`, `probe` and `conformance`: commands that tell about this machine."""
 
 import argparse
+import asyncio
 import dataclasses
 import json
 import sys
@@ -62,11 +63,11 @@ def gc(options: argparse.Namespace) -> int:
     return _OK
 
 
-def probe(options: argparse.Namespace) -> int:
-    """One line a facility, and what to change."""
+async def probe(options: argparse.Namespace) -> int:
+    """One line a facility, and what to change; then the mode that is used, and what is lost in it."""
     from sandbox.probe import probe as try_all
 
-    findings = try_all(options.layers or Path.cwd())
+    findings = await asyncio.to_thread(try_all, options.layers or Path.cwd())
     missing = [finding for finding in findings if finding.required and not finding.ok]
     if options.json:
         _print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
@@ -77,8 +78,26 @@ def probe(options: argparse.Namespace) -> int:
         _print(f"{finding.name:{width}}  {mark:3}  {finding.detail}")
         if not finding.ok:
             _print(f"{'':{width}}       for: {finding.use}; to change: {finding.fix}")
-    _print("no sandbox can be opened here" if missing else "sandboxes can be opened here")
-    return _UNUSABLE if missing else _OK
+    usable = await _say_mode() and not missing
+    _print("sandboxes can be opened here" if usable else "no sandbox can be opened here")
+    return _OK if usable else _UNUSABLE
+
+
+async def _say_mode() -> bool:
+    """Whether a mode works that need not be allowed."""
+    from sandbox.errors import SandboxError
+    from sandbox.fallback import open_backend
+
+    try:
+        async with open_backend(allow_weak=True) as (_, report):
+            for line in report.lines():
+                _print(line)
+            if report.weak:
+                _print("it has to be allowed: `run --allow-weak -- CMD`")
+            return not report.weak
+    except SandboxError as error:
+        _print(f"no mode works: {error}")
+        return False
 
 
 async def conformance(options: argparse.Namespace) -> int:

@@ -8,12 +8,16 @@ import argparse
 import asyncio
 import os
 import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from sandbox.cli_copy import start_copy
 from sandbox.cli_options import UsageError, command_of, spec_of
+from sandbox.fallback import open_backend
 from sandbox.instance import MiniSandbox
 from sandbox.mini import MiniBackend
+from sandbox.weak import LandlockBackend
 
 _TIMED_OUT = 124
 
@@ -25,7 +29,7 @@ async def run(options: argparse.Namespace) -> int:
         raise UsageError("nothing to run: `run [OPTIONS] -- CMD`")
     patch, outputs = "", list[asyncio.Future[None]]()
     try:
-        async with MiniBackend(state_dir=options.state_dir) as backend:
+        async with _opened_backend(options) as backend:
             async with await backend.open(spec) as sandbox:
                 for source, target in options.upload:
                     await sandbox.upload(Path(source), target)
@@ -43,6 +47,20 @@ async def run(options: argparse.Namespace) -> int:
     elif patch:
         sys.stdout.buffer.write(patch.encode("utf-8", "surrogateescape"))
     return status
+
+
+@asynccontextmanager
+async def _opened_backend(options: argparse.Namespace) -> AsyncGenerator[MiniBackend | LandlockBackend]:
+    """MiniSandbox; with `--allow-weak`, where that cannot open, the weak mode, with a word of warning."""
+    if not options.allow_weak:
+        async with MiniBackend(state_dir=options.state_dir, mode=options.mode) as mini:
+            yield mini
+        return
+    async with open_backend(state_dir=options.state_dir, allow_weak=True, mode=options.mode) as pair:
+        backend, report = pair
+        if report.weak:
+            sys.stderr.write("minisandbox: WEAKER: Landlock, no full sandbox; `probe` tells what is lost\n")
+        yield backend
 
 
 async def _command(

@@ -29,7 +29,9 @@ async def shell(options: argparse.Namespace) -> int:
         raise UsageError("shell needs a terminal; use `run -- CMD`")
     spec = spec_of(options)
     env = {"TERM": os.environ.get("TERM", "dumb"), "PS1": _PROMPT} | dict(spec.env)
-    async with MiniBackend(state_dir=options.state_dir) as backend:
+    if options.allow_weak:
+        raise UsageError("shell: the weak mode has no terminals; use `run --allow-weak -- CMD`")
+    async with MiniBackend(state_dir=options.state_dir, mode=options.mode) as backend:
         async with await backend.open(spec) as sandbox:
             master = await sandbox.open_terminal()
             _follow_size(master)

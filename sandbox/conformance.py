@@ -21,7 +21,7 @@ from sandbox import (
 from sandbox.conformance_base import Check, ConformanceError, Need
 from sandbox.types import Backend
 
-__all__ = ["CHECKS", "Check", "ConformanceError", "Need", "Outcome", "outcomes", "run_all"]
+__all__ = ["CHECKS", "Check", "ConformanceError", "Need", "Outcome", "outcomes", "run_all", "run_one"]
 
 _CHECK_TIMEOUT_S = 120
 
@@ -89,10 +89,11 @@ async def outcomes(backend: Backend, names: Container[str] = ()) -> AsyncGenerat
     """`run_all`, or only the checks of these names if any, one by one as they come."""
     for check in CHECKS:
         if not names or check.name in names:
-            yield await _outcome(check, backend)
+            yield await run_one(check, backend)
 
 
-async def _outcome(check: Check, backend: Backend) -> Outcome:
+async def run_one(check: Check, backend: Backend) -> Outcome:
+    """One check, unless the backend says that it lacks what that needs."""
     lacking = check.lacking(backend)
     if lacking:
         return Outcome(check.name, "", lacking)

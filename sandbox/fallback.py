@@ -1,8 +1,8 @@
 """Which backend this machine gets: the best that opens a sandbox here, and what is lost with it.
 
-Order: MiniSandbox as root with shifted ids, as root without, as an ordinary user; then, only when the caller
-allows a weak mode, Landlock. A mode is chosen by opening a sandbox in it, never by a version. Training and
-grading must not pass `allow_weak`.
+Order: MiniSandbox as root with shifted ids, as root without, as an ordinary user, each over an overlay or
+else by copies (`sandbox.overlay`); then, only when the caller allows a weak mode, Landlock. A mode is chosen
+by opening a sandbox in it, never by a version. Training and grading must not pass `allow_weak`.
 
     async with open_backend() as (backend, report): ...
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sandbox.errors import SandboxError, SandboxUnavailableError
 from sandbox.mini import MiniBackend
+from sandbox.overlay import Mode
 from sandbox.types import Backend, SandboxSpec
 from sandbox.weak import LandlockBackend
 
@@ -33,10 +34,14 @@ class Report:
     """What does not hold in it, one sentence each; empty for the best mode."""
     passed_over: tuple[str, ...]
     """Why the better modes were not chosen, one line each."""
+    files: Mode = "copies"
+    """How roots are made of layers."""
 
     def lines(self) -> tuple[str, ...]:
         """For people: the mode, then one line for every loss and every reason."""
-        head = f"mode {self.mode}" + (" (WEAKER: no full sandbox)" if self.weak else "")
+        head = f"mode {self.mode}, files by {self.files}" + (
+            " (WEAKER: no full sandbox)" if self.weak else ""
+        )
         lost = (f"lost: {loss}" for loss in self.losses)
         return (head, *lost, *(f"not used: {reason}" for reason in self.passed_over))
 
@@ -44,6 +49,19 @@ class Report:
 _UNSHIFTED = (
     "ids are not shifted: root inside keeps root's id outside, without any capability; keep the state "
     "directory and layers on a file system with idmapped mounts (ext4, xfs, btrfs, tmpfs)"
+)
+_FILES: dict[Mode, tuple[str, ...]] = {
+    "overlay": (),
+    "copies": (
+        "no overlay: layers are copied for each sandbox, which costs time, memory and disk_bytes",
+        "no overlay: trees that one layer alone provides outside the working directory, /tmp, /root, /home, "
+        "/var, /run and /etc are read-only, so that nothing can be installed into them",
+    ),
+    "extract": ("all of the layers is copied for each sandbox, which costs time, memory and disk_bytes",),
+}
+_DISK = (
+    "tmpfs cannot hold an overlay's marks (kernel before 6.6): what sandboxes write goes to the state "
+    "directory's disk, and its size is looked at ten times a second"
 )
 _USER = (
     "root inside has this user's id outside: a way out would have this user's rights; layers must belong to "
@@ -65,7 +83,10 @@ def report_of(backend: Backend) -> Report:
     missing = {"memory": "memory is limited per process only", "pids": "the process limit counts per user id"}
     controllers: list[str] = backend.facts["controllers"]
     losses += [f"no cgroup: {lost}" for name, lost in missing.items() if name not in controllers]
-    return Report(mode, False, tuple(losses), ())
+    files: Mode = backend.facts["mode"]
+    losses += [*_FILES[files], *([_DISK] if backend.facts["upper"] == "disk" else [])]
+    why: str = backend.facts["mode_reason"]
+    return Report(mode, False, tuple(losses), (why,) if why else (), files)
 
 
 async def _try(backend: Backend) -> None:
@@ -77,13 +98,13 @@ async def _try(backend: Backend) -> None:
 
 @asynccontextmanager
 async def open_backend(
-    *, state_dir: Path | None = None, allow_weak: bool = False
-) -> AsyncGenerator[tuple[Backend, Report]]:
-    """The best backend, entered, after a first sandbox has run a command in it.
+    *, state_dir: Path | None = None, allow_weak: bool = False, mode: Mode | None = None
+) -> AsyncGenerator[tuple[MiniBackend | LandlockBackend, Report]]:
+    """The best backend, entered, after a first sandbox has run a command in it; `mode` as in MiniBackend.
 
     Raises SandboxUnavailableError with the reason, and, unless `allow_weak`, with the word that a weaker mode
     would work, where it would."""
-    mini = MiniBackend(state_dir=state_dir)
+    mini = MiniBackend(state_dir=state_dir, mode=mode)
     try:
         await mini.__aenter__()
         try:
@@ -106,7 +127,7 @@ async def open_backend(
 @asynccontextmanager
 async def _open_weak(
     state_dir: Path | None, reason: str, *, allowed: bool
-) -> AsyncGenerator[tuple[Backend, Report]]:
+) -> AsyncGenerator[tuple[MiniBackend | LandlockBackend, Report]]:
     async with LandlockBackend(state_dir=state_dir) as weak:
         try:
             await _try(weak)

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from sandbox import process, wire
 from sandbox.allowlist import AllowList
+from sandbox.conformance_base import Need
 from sandbox.errors import SandboxStartError, SandboxUnavailableError
 from sandbox.handle import HelperHandle
 from sandbox.instance import DiedEarlyError, MiniSandbox
@@ -54,6 +55,14 @@ class MiniBackend:
     def facts(self) -> Mapping[str, Any]:
         """What the helper found: shifted ids, cgroup version and controllers, mode and default upper."""
         return self._helper.hello if self._helper else {}
+
+    @property
+    def lacks(self) -> Mapping[Need, str]:
+        """What conformance checks cannot be asked of it here, and why."""
+        facts = self.facts
+        if not facts or "pids" in facts["controllers"] or facts["shifted"] or facts["outside_uid"] != 0:
+            return {}
+        return {"limits": "no cgroup, and the kernel does not count root's processes (RLIMIT_NPROC)"}
 
     @property
     def helper_pid(self) -> int:

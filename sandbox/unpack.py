@@ -1,7 +1,8 @@
 """Unpacks a squashfs or erofs image with the image format's own program, for those who may not mount it.
 
-The program reads bytes that somebody else wrote, so it runs with nothing but a place to write to where the
-kernel has Landlock, under a time limit, and what it made appears whole or not at all.
+The program reads bytes that somebody else wrote. Where the kernel has Landlock it can therefore read nothing
+but the image and programs, and write nowhere but to where the tree is made; device files, which would need a
+right of their own, are refused there. It has a time limit, and what it made appears whole or not at all.
 """
 
 import errno
@@ -11,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 
-from sandbox import images
+from sandbox import images, landlock
 from sandbox.images import ImageError, Kind
 
 _TIMEOUT_S = 900.0
@@ -40,7 +41,7 @@ def unpack(image: str | os.PathLike[str], directory: str | os.PathLike[str]) -> 
     scratch = tempfile.mkdtemp(prefix=".unpack-", dir=os.path.dirname(target))
     try:
         result = os.path.join(scratch, "tree")
-        _run(_unpack_command(which, program, path, result), path)
+        _run(_unpack_command(which, program, path, result), path, scratch)
         os.rename(result, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -53,8 +54,25 @@ def _unpack_command(which: Kind, program: str, path: str, result: str) -> list[s
     return [program, f"--extract={result}", "--no-preserve-owner", path]
 
 
-def _run(command: list[str], path: str) -> None:
+def _rules(path: str, scratch: str) -> int:
+    """A Landlock ruleset for the program, or -1 on a kernel without."""
+    if landlock.abi() == 0:
+        return -1
+    programs = [landlock.Rule(name, "execute") for name in ("/usr", "/bin", "/lib", "/lib64")]
+    read = [
+        landlock.Rule(name, "read") for name in (path, "/etc/ld.so.cache", "/proc/meminfo", "/sys/devices")
+    ]
+    return landlock.ruleset(
+        [*programs, *read, landlock.Rule("/dev/null", "device"), landlock.Rule(scratch, "write")]
+    )
+
+
+def _run(command: list[str], path: str, scratch: str) -> None:
+    rules = _rules(path, scratch)
+
     def limit() -> None:
+        if rules >= 0:
+            landlock.enter(rules)
         resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_LIMIT_BYTES, _FILE_LIMIT_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -65,6 +83,9 @@ def _run(command: list[str], path: str) -> None:
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise ImageError(errno.ETIMEDOUT, f"{path}: {command[0]} did not end") from error
+    finally:
+        if rules >= 0:
+            os.close(rules)
     if done.returncode != 0:
         lines = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines() or ["no message"]
         raise ImageError(errno.EINVAL, f"{path}: damaged image: {os.path.basename(command[0])}: {lines[-1]}")

@@ -252,6 +252,7 @@ def test_probe_tells_about_this_machine() -> None:
     findings = json.loads(_cli("probe", "--json").stdout)
     assert {"seccomp", "overlay"} <= {finding["name"] for finding in findings}
     shown = _cli("probe").stdout.decode()
+    assert "\nmode " in shown and ", files by overlay\n" in shown
     assert shown.endswith("sandboxes can be opened here\n")
     assert all(finding["name"] in shown for finding in findings)
 

@@ -52,7 +52,7 @@ async def test_best_mode_is_reported(backend: MiniBackend) -> None:
         "shifted" if backend.facts["shifted"] else "unshifted" if os.geteuid() == 0 else "user"
     )
     assert bool(report.losses) == (report.mode != "shifted" or "memory" not in backend.facts["controllers"])
-    assert report.lines()[0] == f"mode {report.mode}"
+    assert report.lines()[0] == f"mode {report.mode}, files by {backend.facts['mode']}"
 
 
 @pytest.mark.skipif(
