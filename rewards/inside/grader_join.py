@@ -11,8 +11,7 @@ import socket
 
 import pytest
 from grader_channel import make_send  # pyright: ignore
-from grader_pytest import make_plugin  # pyright: ignore
-from grader_sources import Sources  # pyright: ignore
+from grader_pytest import Before, make_plugin  # pyright: ignore
 
 
 def fetch():
@@ -31,13 +30,13 @@ def fetch():
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config):
     # Before any conftest.py, and with it the product, is imported.
-    early_config.grader_sources = Sources(early_config.known_args_namespace.rootdir or os.getcwd()).install()
+    early_config.grader_before = Before(early_config.known_args_namespace.rootdir or os.getcwd())
 
 
 def pytest_configure(config):
     request, handle = fetch()
     send = make_send(handle, bytes.fromhex(request.pop("key")))
-    recorder = make_plugin(pytest, request, send, config.grader_sources)
+    recorder = make_plugin(pytest, request, send, config.grader_before)
     send("ready")
 
     class End:

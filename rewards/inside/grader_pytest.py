@@ -6,6 +6,7 @@ name fails on purpose: a patched runner or base class gives itself away. Python 
 """
 
 # pyright: basic, reportRedeclaration=false, reportArgumentType=false, reportAttributeAccessIssue=false
+import importlib
 import inspect
 import os
 import sys
@@ -37,8 +38,23 @@ def status_of(reports, returned):
     return "error"
 
 
-def make_plugin(pytest, request, send, sources):
+class Before:
+    """What has to be known before any code of the project runs, and that is before the first conftest.py."""
+
+    def __init__(self, root, targets=()):
+        for name in WATCHED:
+            try:
+                importlib.import_module(name)
+            except ImportError:  # Not in every version.
+                continue
+        self.watch = Watch(WATCHED, "pluggy")
+        self.builtins = Builtins()
+        self.sources = Sources(root, targets).install()
+
+
+def make_plugin(pytest, request, send, before):
     """The reporting plugin."""
+    sources = before.sources
     canary, done, dead_files = request["canary"], Done(request["done"]), set(request["dead_files"])
 
     def name_of_canary(config):
@@ -64,13 +80,12 @@ def make_plugin(pytest, request, send, sources):
             self.tampered = set()
             self.finished = False
             self.session = None
-            self.changed = tuple
-            self.builtins = Builtins()
+            self.changed = before.watch.changed
+            self.builtins = before.builtins
 
         @pytest.hookimpl(trylast=True)
         def pytest_sessionstart(self, session):
             self.session = session
-            self.changed = Watch(WATCHED, "pluggy").changed
 
         if int(pytest.__version__.split(".", 1)[0]) >= 7:
 
@@ -185,8 +200,8 @@ def run(request, send):
         sys.path.insert(0, request["workdir"])
     args = arguments(request)
     sys.argv[:] = ["pytest", *args]
-    sources = Sources(request["workdir"], request["targets"]).install()
-    recorder = make_plugin(pytest, request, send, sources)
+    before = Before(request["workdir"], request["targets"])
+    recorder = make_plugin(pytest, request, send, before)
     send("ready")
     status = int(pytest.main(args, plugins=[recorder]))
     recorder.finish(status)

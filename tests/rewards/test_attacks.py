@@ -66,3 +66,15 @@ async def test_lint_sees_the_attack_too(name: str, local: LocalSandbox) -> None:
     source = await local.read_file(f"/testbed/{part.path}")
     found = find_suspicions(part.path, source, part.added_lines, {"test_area"})
     assert bool(found) == (name != "14c SystemExit at import")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in RUN if name.startswith(("06b", "06c", "06d", "06e", "06f"))]
+)
+async def test_runner_patched_while_conftest_is_loaded(name: str, local: LocalSandbox) -> None:
+    conftest = await local.read_file("/testbed/tests/conftest.py")
+    await local.write_file("/testbed/tests/conftest.py", b"import shapes\n" + conftest)
+    result = await grade(SPEC, RUN[name], local, policy=PatchPolicy(lint=False))
+    assert (result.reward, result.tests_passed) == (0.0, False)
+    # A patch of one test only must not pass for the lack of a comparison.
+    assert any("changed" in reason or "canary" in reason for reason in result.reasons)
