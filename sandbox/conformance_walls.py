@@ -17,8 +17,10 @@ async def limits_hold(backend: Backend) -> None:
     """Process count and disk size."""
     limits = Limits(pids=40, disk_bytes=8 * MIB, memory_bytes=256 * MIB)
     async with await backend.open(SandboxSpec(limits=limits)) as sandbox:
+        # Subshells that wait for a FIFO, since a program each would take long on a slow machine.
         script = (
-            "head -c 50000000 /dev/zero > /big; echo $?; rm /big; for i in $(seq 100); do sleep 60 & done"
+            "head -c 50000000 /dev/zero > /big; echo $?; rm /big; mkfifo /wait; "
+            "for i in $(seq 100); do (read x < /wait) & done"
         )
         # bash as sh retries a failed fork for seconds, so a timeout is as good an end as any here.
         result = await sandbox.exec(["sh", "-c", script], timeout_s=10)
