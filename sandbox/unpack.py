@@ -41,7 +41,7 @@ def unpack(image: str | os.PathLike[str], directory: str | os.PathLike[str]) -> 
     scratch = tempfile.mkdtemp(prefix=".unpack-", dir=os.path.dirname(target))
     try:
         result = os.path.join(scratch, "tree")
-        _run(_unpack_command(which, program, path, result), path, scratch)
+        run_confined(_unpack_command(which, program, path, result), path, scratch)
         os.rename(result, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -67,7 +67,8 @@ def _rules(path: str, scratch: str) -> int:
     )
 
 
-def _run(command: list[str], path: str, scratch: str) -> None:
+def run_confined(command: list[str], path: str, scratch: str) -> None:
+    """Run a program that may read the image at `path` and write below `scratch`. Raises ImageError."""
     rules = _rules(path, scratch)
 
     def limit() -> None:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import fscontext, images, process
+from sandbox import fscontext, images, landlock, process
 from sandbox.errors import SandboxStartError
 from sandbox.images import ImageError
 from sandbox.mini import MiniBackend
 from sandbox.types import SandboxSpec
-from sandbox.unpack import unpack
+from sandbox.unpack import run_confined, unpack
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts images")
 
@@ -235,3 +235,22 @@ def test_erofs_on_a_kernel_that_mounts_devices_only(
     assert os.listdir(fd) == ["testbed"] and len(_loops(image)) == 1
     os.close(fd)
     assert asyncio.run(_gone(image))
+
+
+@pytest.mark.skipif(landlock.abi() == 0, reason="this kernel has no Landlock")
+def test_the_unpacking_program_reaches_nothing_else(tmp_path: Path) -> None:
+    for name in ("image", "secret"):
+        (tmp_path / name).write_text(name)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    image, secret = str(tmp_path / "image"), str(tmp_path / "secret")
+    run_confined(["/usr/bin/cp", image, str(scratch / "tree")], image, str(scratch))
+    assert (scratch / "tree").read_text() == "image"
+    for source, target in (
+        (secret, scratch / "stolen"),
+        (image, tmp_path / "outside"),
+        (image, tmp_path / "secret"),
+    ):
+        with pytest.raises(ImageError, match="denied"):
+            run_confined(["/usr/bin/cp", source, str(target)], image, str(scratch))
+    assert not (scratch / "stolen").exists() and (tmp_path / "secret").read_text() == "secret"
