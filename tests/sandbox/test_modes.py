@@ -66,6 +66,27 @@ async def main():
 asyncio.run(main())
 """
 
+# tmpfs before Linux 6.6 has no user attributes, as ramfs has none now.
+_NO_MARKS = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from sandbox import namespaces, overlay, syscalls
+from sandbox.stage import Stage
+state = sys.argv[2]
+syscalls.unshare(syscalls.CLONE_NEWNS)
+syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
+real = syscalls.mount
+def mount(source, target, kind, flags=0, data=""):
+    ram = kind == "tmpfs" and target == "upper"
+    real(source, target, "ramfs" if ram else kind, flags, data)
+syscalls.mount = mount
+os.mkdir(state + "/stage")
+userns = namespaces.idmap_userns()
+stage = Stage(state + "/stage", skeletons=state + "/skeletons", idmap_userns=userns)
+print(overlay.choose("best", stage, state, userns if stage.can_shift([], [state]) else -1))
+print(sorted(os.listdir(state)))
+"""
+
 
 def _ordinary(*arguments: str) -> "subprocess.CompletedProcess[str]":
     with ordinary_user.home() as target:
@@ -142,6 +163,20 @@ def test_copies_are_chosen_where_overlays_are_stacked_too_deep(tmp_path: Path) -
     assert text == "two\n" and "-one\n+two\n" in patch
     assert forced.startswith("no overlay here:")
     assert "the mode `copies` does without" in deep_layer
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="builds a staging area as root does")
+def test_disk_is_chosen_where_tmpfs_cannot_mark_removals(state_dir: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _NO_MARKS, str(_REPOSITORY), str(state_dir)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    way, left = done.stdout.splitlines()
+    assert "mode='overlay', upper='disk'" in way and "removed directories cannot be marked" in way
+    assert left == "['skeletons', 'stage']"
 
 
 @pytest.mark.parametrize("mode", _MODES)
