@@ -2,47 +2,40 @@
 
 Nothing inside the sandbox runs for it and no symbolic link is followed. The upper layer tells which
 paths changed (overlayfs: whiteouts and opaque directories mark deletions); the layers below hold the
-old contents. Both states go into a throw-away object store by `git fast-import`, and `git diff`
-between the two trees writes the patch: modes, links, binary files and odd names come out as git wants
-them. The store has no work tree and no configuration, so neither attributes nor drivers apply.
+old contents; `sandbox.diff_git` writes the patch. What cannot or may not be in a patch (huge files, more
+than the limits allow, devices) is left out of it and named, never an error: debris must not lose a rollout.
 """
 
-import fnmatch
+import heapq
 import os
 import stat
-import subprocess
-import tempfile
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox import images
-from sandbox.errors import SandboxError
+from sandbox.diff_git import Entry, is_utf8, write_patch
+from sandbox.diff_look import (
+    OPAQUE,
+    has_attribute,
+    is_skipped,
+    is_whiteout,
+    names_in,
+    open_below,
+    same_bytes,
+    stat_in,
+)
+from sandbox.types import Changes
 
-_SKIPPED_DIRECTORIES = frozenset({
-    ".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis",
-})  # fmt: skip
-_SKIPPED_FILES = ("*.pyc", "*.pyo")
 _FILE_LIMIT_BYTES = 8 << 20
 """A larger file is left out: no fix of source code needs it."""
 _TOTAL_LIMIT_BYTES = 64 << 20
 _ENTRY_LIMIT = 50_000
+_TOO_MANY = f"more than {_ENTRY_LIMIT} changed paths"
 _DEPTH_LIMIT = 100
 """What lies deeper is left out: each level costs a descriptor per layer and a frame of the stack."""
-_COMPARE_BYTES = 1 << 20
-_GIT_TIMEOUT_S = 120
-_OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
-_WHITEOUT = ("user.overlay.whiteout", "trusted.overlay.whiteout")
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A file as git sees it."""
-
-    mode: str
-    """100644, 100755 or 120000."""
-    data: bytes
-    """Contents, or the target of a link."""
+_REPORTED_LIMIT = 1000
+"""Most paths that are named as left out; the others are counted."""
 
 
 def read_regular(fd: int, path: str, limit_bytes: int) -> bytes:
@@ -63,105 +56,34 @@ def read_regular(fd: int, path: str, limit_bytes: int) -> bytes:
         return b"".join(chunks)
 
 
-def make_patch(
+def find_changes(
     upper: int, layers: tuple[Path, ...], root: str, *, complete: bool = False, covered: Sequence[str] = ()
-) -> str:
-    """The patch of everything below `root`; empty when nothing changed. Blocks: call it in a thread.
+) -> Changes:
+    """Everything that changed below `root`. Blocks: call it in a thread.
 
     `complete`: `upper` is a whole tree, copied from the layers, and not only what was written since.
     `covered`: absolute paths inside on which something is mounted; what lies there is not looked at."""
     parts = [part for part in root.split("/") if part]
     hidden = [[part for part in path.split("/") if part] for path in covered]
     if any(parts[: len(path)] == path for path in hidden):
-        return ""
-    below = [_open_below(images.open_layer(str(layer)), parts) for layer in layers]
-    top = _open_below(os.dup(upper), parts)
+        return Changes("")
+    below = [open_below(images.open_layer(str(layer)), parts) for layer in layers]
+    top = open_below(os.dup(upper), parts)
     lower = [fd for fd in below if fd is not None]
     try:
         if top is None:
-            return ""
+            return Changes("")
         below_root = ("/".join(path[len(parts) :]) for path in hidden if path[: len(parts)] == parts)
-        changes = _Changes(os.fstat(top).st_dev if complete else None, frozenset(below_root))
-        changes.walk(top, lower, "", 0)
-        return changes.patch()
+        found = _Finder(os.fstat(top).st_dev if complete else None, frozenset(below_root))
+        found.walk(top, lower, "", 0)
+        found.walk_new(top)
+        return found.changes()
     finally:
         for fd in [*lower, *([] if top is None else [top])]:
             os.close(fd)
 
 
-def _open_below(directory: int, parts: list[str]) -> int | None:
-    """Descend without following links; closes `directory`. None where the path does not exist."""
-    for part in parts:
-        try:
-            child = os.open(
-                part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory
-            )
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        finally:
-            os.close(directory)
-        directory = child
-    return directory
-
-
-def _names(directory: int) -> list[str]:
-    with os.scandir(directory) as entries:
-        return sorted(entry.name for entry in entries)
-
-
-def _skipped(name: str, mode: int) -> bool:
-    if stat.S_ISDIR(mode):
-        return name in _SKIPPED_DIRECTORIES
-    return name == ".git" or any(fnmatch.fnmatchcase(name, pattern) for pattern in _SKIPPED_FILES)
-
-
-def _has_attribute(fd: int, names: tuple[str, ...]) -> bool:
-    try:
-        return any(name in names for name in os.listxattr(fd))
-    except OSError:
-        return False  # a file system without attributes holds no markers
-
-
-def _is_whiteout(directory: int, name: str, status: os.stat_result) -> bool:
-    if stat.S_ISCHR(status.st_mode):
-        return status.st_rdev == 0
-    if not (stat.S_ISREG(status.st_mode) and status.st_size == 0):
-        return False
-    try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
-    except OSError:
-        return False
-    try:
-        return _has_attribute(fd, _WHITEOUT)
-    finally:
-        os.close(fd)
-
-
-def _stat(directory: int, name: str) -> os.stat_result | None:
-    try:
-        return os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _same_bytes(one: int, other: int, name: str) -> bool:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    try:
-        with (
-            open(os.open(name, flags, dir_fd=one), "rb", buffering=0) as first,
-            open(os.open(name, flags, dir_fd=other), "rb", buffering=0) as second,
-        ):
-            while True:
-                chunk = first.read(_COMPARE_BYTES)
-                if chunk != second.read(_COMPARE_BYTES):
-                    return False
-                if not chunk:
-                    return True
-    except OSError:
-        return False  # replaced or closed to us meanwhile: looked at as any change
-
-
-class _Changes:
+class _Finder:
     """Old and new state of every path that may differ."""
 
     def __init__(self, complete_on: int | None, covered: frozenset[str]) -> None:
@@ -169,31 +91,37 @@ class _Changes:
         inside can have changed. `covered`: paths left out."""
         self._complete_on = complete_on
         self._covered = covered
-        self._old: dict[str, _Entry] = {}
-        self._new: dict[str, _Entry] = {}
+        self._old: dict[str, Entry] = {}
+        self._new: dict[str, Entry] = {}
+        self._left_out: dict[str, str] = {}
+        self._unnamed = 0
+        self._sizes: list[tuple[int, str]] = []
         self._bytes = 0
         self._seen = 0
+        self._new_directories: deque[tuple[str, int]] = deque()
 
     def walk(self, upper: int, lower: list[int], prefix: str, depth: int) -> None:
         """Compare one directory of the upper layer with the directories it lies over, topmost first."""
-        opaque = self._complete_on is not None or (depth > 0 and _has_attribute(upper, _OPAQUE))
-        names = _names(upper)
+        opaque = self._complete_on is not None or (depth > 0 and has_attribute(upper, OPAQUE))
+        names = names_in(upper)
         if opaque:
             for name in self._lower_names(lower):
                 if name not in names:
                     self._take_old(lower, name, prefix)
         for name in names:
-            status = _stat(upper, name)
+            status = stat_in(upper, name)
             if (
                 status is None
                 or prefix + name in self._covered
-                or _skipped(name, status.st_mode)
+                or is_skipped(name, status.st_mode)
                 or self._untouched(upper, lower, name, status)
             ):
                 continue
-            self._count()
             path = prefix + name
-            if _is_whiteout(upper, name, status):
+            if not self._counted():
+                self._one_too_many(path)
+                continue
+            if is_whiteout(upper, name, status):
                 self._take_old(lower, name, prefix)
             elif stat.S_ISDIR(status.st_mode):
                 self._walk_directory(upper, lower, name, path, depth)
@@ -211,29 +139,59 @@ class _Changes:
         if not stat.S_ISREG(status.st_mode):
             return False
         for directory in lower:
-            old = _stat(directory, name)
+            old = stat_in(directory, name)
             if old is not None:
                 same_mode = (old.st_mode ^ status.st_mode) & (0o170000 | 0o100) == 0
-                return same_mode and old.st_size == status.st_size and _same_bytes(upper, directory, name)
+                return same_mode and old.st_size == status.st_size and same_bytes(upper, directory, name)
         return False
 
     def _walk_directory(self, upper: int, lower: list[int], name: str, path: str, depth: int) -> None:
-        child = self._open_directory(upper, name) if depth < _DEPTH_LIMIT else None
+        if depth >= _DEPTH_LIMIT:
+            self._leave_out(path, f"deeper than {_DEPTH_LIMIT} directories")
+            return
+        child = self._open_directory(upper, name)
         if child is None:
+            self._leave_out(path, "cannot be opened")
             return
         below = self._lower_directories(lower, name)
         try:
-            if not below:
+            if below:
+                self.walk(child, below, path + "/", depth + 1)
+            else:
                 self._take_old(lower, name, path[: -len(name)])  # a file became a directory
-            self.walk(child, below, path + "/", depth + 1)
+                self._new_directories.append((path, depth + 1))
         finally:
             for fd in [child, *below]:
                 os.close(fd)
 
-    def _count(self) -> None:
+    def walk_new(self, top: int) -> None:
+        """Directories that no layer has, once all else is known: debris must not displace the change."""
+        while self._new_directories:
+            path, depth = self._new_directories.popleft()
+            child = open_below(os.dup(top), path.split("/"))
+            if child is None:
+                self._leave_out(path, "cannot be opened")
+                continue
+            try:
+                self.walk(child, [], path + "/", depth)
+            finally:
+                os.close(child)
+
+    def _counted(self) -> bool:
+        """Whether there is room for one more path."""
         self._seen += 1
-        if self._seen > _ENTRY_LIMIT:
-            raise SandboxError(f"more than {_ENTRY_LIMIT} changed paths: no patch is made of that")
+        return self._seen <= _ENTRY_LIMIT
+
+    def _one_too_many(self, path: str) -> None:
+        if len(self._left_out) < _ENTRY_LIMIT:
+            self._leave_out(path, _TOO_MANY)
+        else:
+            self._unnamed += 1  # nothing else is asked about a path that was never looked at
+
+    def _leave_out(self, path: str, reason: str) -> None:
+        self._old.pop(path, None)
+        self._new.pop(path, None)
+        self._left_out.setdefault(path, reason)
 
     @staticmethod
     def _open_directory(directory: int, name: str) -> int | None:
@@ -248,30 +206,30 @@ class _Changes:
         """The directories called `name`, down to where something else hides the ones below."""
         found: list[int] = []
         for directory in lower:
-            status = _stat(directory, name)
+            status = stat_in(directory, name)
             if status is None:
                 continue
             child = self._open_directory(directory, name) if stat.S_ISDIR(status.st_mode) else None
             if child is None:
                 break
             found.append(child)
-            if _has_attribute(child, _OPAQUE):
+            if has_attribute(child, OPAQUE):
                 break
         return found
 
     @staticmethod
     def _lower_names(lower: list[int]) -> Iterator[str]:
-        yield from sorted({name for directory in lower for name in _names(directory)})
+        yield from sorted({name for directory in lower for name in names_in(directory)})
 
     def _take_old(self, lower: list[int], name: str, prefix: str) -> None:
         """Record what the layers below show under `name`, a whole tree if it is a directory."""
         if prefix + name in self._covered:
             return
         for directory in lower:
-            status = _stat(directory, name)
+            status = stat_in(directory, name)
             if status is None:
                 continue
-            if _skipped(name, status.st_mode) or _is_whiteout(directory, name, status):
+            if is_skipped(name, status.st_mode) or is_whiteout(directory, name, status):
                 return
             if stat.S_ISDIR(status.st_mode):
                 children = self._lower_directories(lower, name)
@@ -282,106 +240,67 @@ class _Changes:
                     for fd in children:
                         os.close(fd)
                 return
-            self._count()
-            entry = self._read(directory, name, status)
-            if entry:
-                self._old[prefix + name] = entry
+            path = prefix + name
+            if not self._counted():
+                self._leave_out(path, _TOO_MANY)
+            elif entry := self._read(directory, name, path, status):
+                self._old[path] = entry
             return
 
     def _take_new(self, directory: int, name: str, path: str, status: os.stat_result) -> None:
-        entry = self._read(directory, name, status)
-        if entry is None:
+        entry = self._read(directory, name, path, status)
+        if entry is None or path in self._left_out:
             self._old.pop(path, None)
         elif self._old.get(path) == entry:
             del self._old[path]  # copied up, by chmod or touch, and otherwise as it was
         else:
             self._new[path] = entry
 
-    def _read(self, directory: int, name: str, status: os.stat_result) -> _Entry | None:
+    def _read(self, directory: int, name: str, path: str, status: os.stat_result) -> Entry | None:
+        """None for what is left out."""
         if stat.S_ISLNK(status.st_mode):
             target = os.fsencode(os.readlink(name, dir_fd=directory))
-            # git has no binary form for links, and a patch is text: such a link is left out.
-            return _Entry("120000", target) if _is_utf8(target) else None
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _FILE_LIMIT_BYTES:
-            return None
+            if is_utf8(target):
+                return Entry("120000", target)
+            # git has no binary form for links, and a patch is text.
+            return self._leave_out(path, "a link whose target is not UTF-8")
+        if not stat.S_ISREG(status.st_mode):
+            return self._leave_out(path, "neither a file nor a link")
+        if status.st_size > _FILE_LIMIT_BYTES:
+            return self._leave_out(path, f"larger than {_FILE_LIMIT_BYTES} bytes")
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:
             data = read_regular(os.open(name, flags, dir_fd=directory), name, _FILE_LIMIT_BYTES)
         except (OSError, ValueError):
-            return None  # replaced since it was listed
+            return self._leave_out(path, "cannot be read, or was replaced meanwhile")
         self._bytes += len(data)
-        if self._bytes > _TOTAL_LIMIT_BYTES:
-            raise SandboxError(f"changes of more than {_TOTAL_LIMIT_BYTES} bytes: no patch is made of that")
-        return _Entry("100755" if status.st_mode & 0o100 else "100644", data)
+        heapq.heappush(self._sizes, (-len(data), path))
+        self._keep_within_total()
+        if path in self._left_out:
+            return None
+        return Entry("100755" if status.st_mode & 0o100 else "100644", data)
 
-    def patch(self) -> str:
-        """Let git write the difference."""
-        if not self._old and not self._new:
-            return ""
-        with tempfile.TemporaryDirectory(prefix="minisandbox-diff-") as directory:
-            store = Path(directory)
-            (store / "objects").mkdir()
-            (store / "refs").mkdir()
-            (store / "info").mkdir()
-            (store / "HEAD").write_text("ref: refs/heads/none\n")
-            (store / "config").write_text("[core]\n\trepositoryformatversion = 0\n\tbare = true\n")
-            (store / "info" / "attributes").write_bytes(self._attributes())
-            stream = _commit("old", self._old) + _commit("new", self._new)
-            _git(store, ["fast-import", "--quiet", "--force"], stream)
-            arguments = ["diff", "--binary", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color"]
-            text = _git(store, [*arguments, "refs/heads/old", "refs/heads/new", "--"], b"")
-        return text.decode("utf-8")
+    def _keep_within_total(self) -> None:
+        """The largest files go first, so that a fix stays beside whatever a build left."""
+        while self._bytes > _TOTAL_LIMIT_BYTES:
+            size, path = heapq.heappop(self._sizes)
+            self._bytes += size
+            self._leave_out(path, f"the largest of changes of more than {_TOTAL_LIMIT_BYTES} bytes")
 
-    def _attributes(self) -> bytes:
-        """Files that are not UTF-8 go as binary patches, so that the patch is always text."""
-        lines: list[bytes] = []
-        for path in {**self._old, **self._new}:
-            texts = [entry.data for entry in (self._old.get(path), self._new.get(path)) if entry]
-            if not all(_is_utf8(text) for text in texts):
-                escaped = "".join("\\" + char if char in "\\*?[" else char for char in path)
-                lines.append(_quote("/" + escaped) + b" -text -diff\n")
-        return b"".join(lines)
+    def changes(self) -> Changes:
+        """The patch, and what is not in it."""
+        blocked = set(self._left_out) | {parent for path in self._left_out for parent in _parents(path)}
+        for path in list(self._new):
+            if path in blocked or any(parent in self._left_out for parent in _parents(path)):
+                self._leave_out(path, "lies where something left out does")
+        named = sorted(self._left_out.items(), key=lambda item: (item[0].count("/"), item[0]))
+        named = named[:_REPORTED_LIMIT]
+        more = len(self._left_out) - len(named) + self._unnamed
+        if more:
+            named.append(("…", f"and {more} more"))
+        return Changes(write_patch(self._old, self._new), tuple(named))
 
 
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _quote(path: str) -> bytes:
-    """A path as a C-style quoted string, as git's formats take it."""
-    quoted = b"".join(
-        bytes([byte]) if 0x20 <= byte < 0x7F and byte not in b'"\\' else b"\\%03o" % byte
-        for byte in os.fsencode(path)
-    )
-    return b'"' + quoted + b'"'
-
-
-def _commit(branch: str, entries: dict[str, _Entry]) -> bytes:
-    parts = [f"commit refs/heads/{branch}\ncommitter x <x> 0 +0000\ndata 0\ndeleteall\n".encode()]
-    for path, entry in entries.items():
-        parts.append(b"M %s inline %s\ndata %d\n" % (entry.mode.encode(), _quote(path), len(entry.data)))
-        parts.append(entry.data + b"\n")
-    return b"".join(parts)
-
-
-def _git(store: Path, arguments: list[str], data: bytes) -> bytes:
-    env = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "GIT_DIR": str(store),
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_ATTR_NOSYSTEM": "1",
-        "HOME": str(store),
-        "LC_ALL": "C",
-    }
-    done = subprocess.run(
-        ["git", "-c", "core.attributesFile=/dev/null", *arguments],
-        input=data, env=env, cwd=store, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False,
-    )  # fmt: skip
-    if done.returncode != 0:
-        raise SandboxError(f"git {arguments[0]}: {done.stderr.decode('utf-8', 'replace').strip()}")
-    return done.stdout
+def _parents(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts))]

@@ -19,7 +19,7 @@ from sandbox.first import KILL_TIMEOUT_S, FirstProcess
 from sandbox.output import Collector, PipeReader, exec_result
 from sandbox.proxy import NetworkProxy, Refusal, environment, uses_proxy
 from sandbox.session import MiniSession
-from sandbox.types import GIB, MIB, ExecResult, Limits, SandboxSpec, Usage
+from sandbox.types import GIB, MIB, Changes, ExecResult, Limits, SandboxSpec, Usage
 from sandbox.usage import read_usage
 from sandbox.watch import Watch
 
@@ -263,15 +263,19 @@ class MiniSandbox(FirstProcess):
 
     async def diff(self, root: str) -> str:
         """See `sandbox.types.Sandbox.diff`."""
+        return (await self.changes(root)).patch
+
+    async def changes(self, root: str) -> Changes:
+        """See `sandbox.types.Sandbox.changes`."""
         if self._upper < 0:
             raise SandboxLostError("the sandbox is closed")
         upper = os.dup(self._upper)
         try:
             if self._covered is None or self._base is None:
-                return await asyncio.to_thread(diff.make_patch, upper, self._spec.layers, root)
+                return await asyncio.to_thread(diff.find_changes, upper, self._spec.layers, root)
             layers = (*self._spec.layers, self._base)
             return await asyncio.to_thread(
-                diff.make_patch, upper, layers, root, complete=True, covered=self._covered
+                diff.find_changes, upper, layers, root, complete=True, covered=self._covered
             )
         finally:
             os.close(upper)

@@ -144,6 +144,16 @@ class Session(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What changed in a sandbox."""
+
+    patch: str
+    """In git's format; empty when nothing changed."""
+    left_out: tuple[tuple[str, str], ...] = ()
+    """(path, reason) of changes that are not in the patch: too large, too many, neither file nor link."""
+
+
 class Sandbox(Protocol):
     """One open sandbox. Use as `async with await backend.open(spec) as sandbox`."""
 
@@ -203,6 +213,10 @@ class Sandbox(Protocol):
 
         Read by us from the upper layer, never through the sandbox's git or shell; `.git` is left out.
         Paths are relative to `root`. Empty when nothing changed."""
+        ...
+
+    async def changes(self, root: str) -> Changes:
+        """The same patch, with what could not be in it."""
         ...
 
     async def close(self) -> None:

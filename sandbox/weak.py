@@ -26,7 +26,7 @@ from sandbox.errors import SandboxLostError, SandboxStartError, SandboxUnavailab
 from sandbox.handle import HelperHandle
 from sandbox.instance import MiniSandbox
 from sandbox.mini import MiniBackend, default_state_dir
-from sandbox.types import SandboxSpec, Usage
+from sandbox.types import Changes, SandboxSpec, Usage
 
 _START_TIMEOUT_S = 120.0
 _SUPERVISOR = "import sys; sys.path.insert(0, sys.argv.pop()); from sandbox.weak_init import main; main()"
@@ -90,12 +90,16 @@ class WeakSandbox(MiniSandbox):
         await self._link.send(request, fds)
 
     async def diff(self, root: str) -> str:
-        """See `sandbox.types.Sandbox.diff`; compares all files, for there is no upper layer."""
+        """See `sandbox.types.Sandbox.diff`."""
+        return (await self.changes(root)).patch
+
+    async def changes(self, root: str) -> Changes:
+        """See `sandbox.types.Sandbox.changes`; compares all files, for there is no upper layer."""
         if self._upper < 0:
             raise SandboxLostError("the sandbox is closed")
         upper = os.dup(self._upper)
         try:
-            return await asyncio.to_thread(diff.make_patch, upper, self._spec.layers, root, complete=True)
+            return await asyncio.to_thread(diff.find_changes, upper, self._spec.layers, root, complete=True)
         finally:
             os.close(upper)
 

@@ -117,7 +117,8 @@ def _unpack(record: dict[str, Any]) -> Rollout:
                 packed["prompt_ids"] = (*turns[-1].prompt_ids, *turns[-1].response_ids, *added)
             sequences = {key: tuple(packed[key]) for key in ("prompt_ids", "response_ids", "logprobs")}
             turns.append(Turn(**{**packed, **sequences}))
-        trajectory = Trajectory(**{**record["trajectory"], "turns": tuple(turns)})
+        left_out = tuple((path, reason) for path, reason in record["trajectory"].get("left_out", ()))
+        trajectory = Trajectory(**{**record["trajectory"], "turns": tuple(turns), "left_out": left_out})
     reward = None if record["reward"] is None else RewardResult(**_tuples(record["reward"]))
     failure = None if record["failure"] is None else Failure(**record["failure"])
     return Rollout(**{**record, "trajectory": trajectory, "reward": reward, "failure": failure})

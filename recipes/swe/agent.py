@@ -94,7 +94,8 @@ async def run_agent(
     await tools.close()
     if turns:  # Nobody was shown what followed the last turn.
         turns[-1] = replace(turns[-1], observation="")
-    return Trajectory(tuple(turns), await sandbox.diff(workdir), end)
+    changes = await sandbox.changes(workdir)
+    return Trajectory(tuple(turns), changes.patch, end, changes.left_out)
 
 
 def initial_prompt(codec: ChatCodec, task: TaskInstance, config: AgentConfig) -> tuple[int, ...]:

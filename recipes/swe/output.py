@@ -168,6 +168,8 @@ def _outcome_metrics(healthy: Sequence[Rollout]) -> dict[str, float]:
         "environment/f2p_fraction_mean": float(np.mean([reward.f2p_fraction for reward in rewards])),
         "environment/reward_mean": float(np.mean([reward.reward for reward in rewards])),
         "environment/p2p_broken_mean": float(np.mean([reward.p2p_broken for reward in rewards])),
+        "environment/dropped_paths_mean": float(np.mean([len(reward.dropped_paths) for reward in rewards])),
+        "environment/num_left_out": float(sum(len(trajectory.left_out) for trajectory in trajectories)),
         "environment/turns_mean": len(turns) / len(trajectories),
         "environment/well_formed_mean": float(np.mean([bool(turn.action) for turn in turns])),
         **{f"environment/num_end_{end}": float(ends[end]) for end in get_args(EndReason)},

@@ -78,6 +78,8 @@ class Trajectory:
     """git-format diff of the work tree, read from the upper layer."""
     end: EndReason
     """Why the agent stopped."""
+    left_out: tuple[tuple[str, str], ...] = ()
+    """(path, reason) of changes that are not in the patch: too large, too many, neither file nor link."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Self
 
 from recipes.swe.types import TaskInstance
 from rewards.types import TestSpec
-from sandbox.types import CachedEnv, EnvSpec, ExecResult, SandboxSpec
+from sandbox.types import CachedEnv, Changes, EnvSpec, ExecResult, SandboxSpec
 
 Command = Callable[[str], tuple[str, int]]
 
@@ -82,6 +82,10 @@ class FakeSandbox:
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         self.files[path] = data
         self.modes[path] = mode
+
+    async def changes(self, root: str) -> Changes:
+        """The patch; nothing here is ever left out of it."""
+        return Changes(await self.diff(root))
 
     async def diff(self, root: str) -> str:
         changed = [name for name in self.files if self.files[name] != self.before.get(name)]

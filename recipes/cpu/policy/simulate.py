@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from sandbox.types import ExecResult
+from sandbox.types import Changes, ExecResult
 
 _GREP = re.compile(r"grep -n '([^'\n]*)' (\S+)")
 
@@ -48,6 +48,10 @@ class SimulatedSandbox:
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         self.files[path] = data
+
+    async def changes(self, root: str) -> Changes:
+        """The patch; nothing here is ever left out of it."""
+        return Changes(await self.diff(root))
 
     async def diff(self, root: str) -> str:
         """Nothing: compare `files` instead."""
