@@ -47,7 +47,7 @@ def test_collector_keeps_head_and_tail(size: int, chunk: int) -> None:
 
 def _run_filter(program: bytes, arch: int, number: int, arguments: tuple[int, ...] = (0, 0)) -> int:
     """A classic BPF interpreter for the few instructions used."""
-    memory = struct.pack("iIQQQ", number, arch, 0, *arguments)
+    memory = struct.pack("iIQ6Q", number, arch, 0, *arguments, *(0,) * (6 - len(arguments)))
     code = [struct.unpack_from("HBBI", program, offset) for offset in range(0, len(program), 8)]
     at = accumulator = 0
     while True:
@@ -85,6 +85,11 @@ def test_filter(machine: str, arch: int, clone: int, socket_number: int, mount: 
         (38, deny | 97),
     ):
         assert _run_filter(program, arch, socket_number, (family, 0)) == verdict
+    # Protocols: TCP may, MPTCP may not; netlink's route may, its firewall may not.
+    assert _run_filter(program, arch, socket_number, (2, 1, 6)) == allow
+    assert _run_filter(program, arch, socket_number, (2, 1, 262)) != allow
+    assert _run_filter(program, arch, socket_number, (16, 3, 0)) == allow
+    assert _run_filter(program, arch, socket_number, (16, 3, 12)) != allow
     assert _run_filter(program, 0x40000003, read) == deny | 38
 
 
