@@ -85,9 +85,9 @@ def test_filter(machine: str, arch: int, clone: int, socket_number: int, mount: 
         (38, deny | 97),
     ):
         assert _run_filter(program, arch, socket_number, (family, 0)) == verdict
-    # Protocols: TCP may, MPTCP may not; netlink's route may, its firewall may not.
+    # Protocols: TCP may, SCTP may not; netlink's route may, its firewall may not.
     assert _run_filter(program, arch, socket_number, (2, 1, 6)) == allow
-    assert _run_filter(program, arch, socket_number, (2, 1, 262)) != allow
+    assert _run_filter(program, arch, socket_number, (2, 1, 132)) != allow
     assert _run_filter(program, arch, socket_number, (16, 3, 0)) == allow
     assert _run_filter(program, arch, socket_number, (16, 3, 12)) != allow
     assert _run_filter(program, 0x40000003, read) == deny | 38
