@@ -14,6 +14,10 @@ import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+if sys.path and Path(sys.path[0] or ".").resolve() == Path(__file__).resolve().parent:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # benchmarks/sandbox.py would shadow the package
 
 from rewards.grade import grade
 from rewards.runner import files_of
