@@ -15,10 +15,10 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sandbox.marks import OPAQUE, has_attribute, is_whiteout
+from sandbox.snapshot import copy_data
+
 _FICLONE = 0x40049409
-_CHUNK = 8 << 20
-_OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
-_WHITEOUT = ("user.overlay.whiteout", "trusted.overlay.whiteout")
 _NO_CLONE = (errno.EXDEV, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.EPERM, errno.ENOSYS)
 _SMALL_BYTES = 256 << 10
 
@@ -64,37 +64,15 @@ def owners_of(sources: list[int], name: str) -> tuple[list[int], os.stat_result 
         except FileNotFoundError:
             continue
         if not stat.S_ISDIR(status.st_mode):
-            hidden = found or _is_whiteout(source, name, status)
+            hidden = found or is_whiteout(source, name, status)
             return found, None if hidden else status
         child = open_directory(name, source)
         if child is None:
             break
         found.append(child)
-        if _has_attribute(child, _OPAQUE):
+        if has_attribute(child, OPAQUE):
             break
     return found, None
-
-
-def _has_attribute(fd: int, names: tuple[str, ...]) -> bool:
-    try:
-        return any(name in names for name in os.listxattr(fd))
-    except OSError:
-        return False  # a file system without attributes holds no marks
-
-
-def _is_whiteout(directory: int, name: str, status: os.stat_result) -> bool:
-    if stat.S_ISCHR(status.st_mode):
-        return status.st_rdev == 0
-    if not stat.S_ISREG(status.st_mode) or status.st_size:
-        return False
-    try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
-    except OSError:
-        return False
-    try:
-        return _has_attribute(fd, _WHITEOUT)
-    finally:
-        os.close(fd)
 
 
 def merge(sources: list[int], target: int, path: str = "", options: Options | None = None) -> None:
@@ -181,7 +159,7 @@ def _copy_file(source: int, name: str, target: int, path: str, options: Options)
             if options.edit_file and size <= _SMALL_BYTES:
                 _write_all(writer, options.edit_file(path, os.pread(reader, size, 0)))
             elif not _clone(reader, writer):
-                _copy_data(reader, writer, size)
+                copy_data(reader, writer, size)
             copy_attributes(reader, writer, options)
         finally:
             os.close(writer)
@@ -204,24 +182,6 @@ def _clone(reader: int, writer: int) -> bool:
             raise
         return False
     return True
-
-
-def _copy_data(reader: int, writer: int, size: int) -> None:
-    """Only what is there: holes stay holes."""
-    offset = 0
-    while offset < size:
-        try:
-            offset = os.lseek(reader, offset, os.SEEK_DATA)
-        except OSError:
-            break  # ENXIO: only a hole is left
-        end = os.lseek(reader, offset, os.SEEK_HOLE)
-        os.lseek(writer, offset, os.SEEK_SET)
-        while offset < end:
-            sent = os.sendfile(writer, reader, offset, min(_CHUNK, end - offset))
-            if not sent:
-                break
-            offset += sent
-    os.ftruncate(writer, size)
 
 
 def copy_attributes(source: int, target: int, options: Options) -> None:

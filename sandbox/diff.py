@@ -16,15 +16,13 @@ from pathlib import Path
 from sandbox import images
 from sandbox.diff_git import Entry, is_utf8, write_patch
 from sandbox.diff_look import (
-    OPAQUE,
-    has_attribute,
     is_skipped,
-    is_whiteout,
     names_in,
     open_below,
     same_bytes,
     stat_in,
 )
+from sandbox.marks import OPAQUE, has_attribute, is_whiteout
 from sandbox.types import Changes
 
 _FILE_LIMIT_BYTES = 8 << 20

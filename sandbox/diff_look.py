@@ -12,9 +12,6 @@ _SKIPPED_DIRECTORIES = frozenset({
 })  # fmt: skip
 _SKIPPED_FILES = ("*.pyc", "*.pyo")
 _COMPARE_BYTES = 1 << 20
-OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
-_WHITEOUT = ("user.overlay.whiteout", "trusted.overlay.whiteout")
-"""How overlayfs marks a directory that hides the ones below it, and a removed file."""
 
 
 def open_below(directory: int, parts: list[str]) -> int | None:
@@ -43,30 +40,6 @@ def is_skipped(name: str, mode: int) -> bool:
     if stat.S_ISDIR(mode):
         return name in _SKIPPED_DIRECTORIES
     return name == ".git" or any(fnmatch.fnmatchcase(name, pattern) for pattern in _SKIPPED_FILES)
-
-
-def has_attribute(fd: int, names: tuple[str, ...]) -> bool:
-    """Whether one of the extended attributes is there."""
-    try:
-        return any(name in names for name in os.listxattr(fd))
-    except OSError:
-        return False  # a file system without attributes holds no markers
-
-
-def is_whiteout(directory: int, name: str, status: os.stat_result) -> bool:
-    """Whether the entry says that a lower one is removed."""
-    if stat.S_ISCHR(status.st_mode):
-        return status.st_rdev == 0
-    if not (stat.S_ISREG(status.st_mode) and status.st_size == 0):
-        return False
-    try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
-    except OSError:
-        return False
-    try:
-        return has_attribute(fd, _WHITEOUT)
-    finally:
-        os.close(fd)
 
 
 def stat_in(directory: int, name: str) -> os.stat_result | None:

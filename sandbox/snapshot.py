@@ -89,7 +89,7 @@ def _copy_file(name: str, source: int, target: int) -> None:
     try:
         writer = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags, 0o600, dir_fd=target)
         try:
-            _copy_data(reader, writer)
+            copy_data(reader, writer, os.fstat(reader).st_size)
             _copy_attributes(reader, writer)
         finally:
             os.close(writer)
@@ -97,9 +97,8 @@ def _copy_file(name: str, source: int, target: int) -> None:
         os.close(reader)
 
 
-def _copy_data(reader: int, writer: int) -> None:
-    """Only what is there: a sparse file of a terabyte stays one."""
-    size = os.fstat(reader).st_size
+def copy_data(reader: int, writer: int, size: int) -> None:
+    """Copy `size` bytes, only what is there: a sparse file of a terabyte stays one."""
     offset = 0
     while offset < size:
         try:

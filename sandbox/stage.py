@@ -52,6 +52,7 @@ class Stage:
         self._images: dict[tuple[str, int, int], str] = {}
         self._idmappable: dict[int, bool] = {}
         self._slots: set[str] = set()
+        self._host_directories = host_directories()
         syscalls.mount("tmpfs", directory, "tmpfs", syscalls.MS_NOSUID, "mode=711,size=64m")
         for name in ("root", "upper", "proc", "base", "usr", "images"):
             self._make(name)
@@ -79,7 +80,7 @@ class Stage:
     def fixed(self, userns: int, *, network: bool) -> list[Tree]:
         """What every root has: the host's programs and the skeleton. `userns`: of the sandbox, or -1."""
         trees = [(self._tree("/usr", userns if self._can_shift("/usr") else -1), "usr")]
-        for index, path in enumerate(host_directories()):
+        for index, path in enumerate(self._host_directories):
             shift = userns if self._can_shift(path) else -1
             trees.append((self._tree(path, shift), self._slot(f"host{index}", path)))
         skeleton = self.skeleton(network=network)
@@ -101,7 +102,7 @@ class Stage:
         path that is not there; closes what it opened."""
         trees: list[Tree] = []
         targets = [("usr", "/usr")]
-        targets += [(f"host{index}", path) for index, path in enumerate(host_directories())]
+        targets += [(f"host{index}", path) for index, path in enumerate(self._host_directories)]
         try:
             for index, path in enumerate(layers):
                 trees.append((self._tree(self._source(path), userns), self._slot(f"l{index}", "/")))
