@@ -94,7 +94,6 @@ class Helper:
         self._nursery = Nursery(self._cgroups, self._stage, program, is_root=self._outside_uid == 0)
         self._pool = Pool(lambda: self._nursery.make(shifted=shifted, own_network=True), pool_size)
         self._wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._wake_write = wake_write
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the owner decides

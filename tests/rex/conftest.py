@@ -9,21 +9,12 @@ import pytest
 from swerex.deployment.abstract import AbstractDeployment
 from swerex.deployment.local import LocalDeployment
 
-from sandbox.probe import unusable_reason
 from sandbox.rex import MiniSandboxDeployment, MiniSandboxRuntime
 
 # mini-swe-agent writes a configuration directory and prints a banner when it is imported.
 os.environ["MSWEA_GLOBAL_CONFIG_DIR"] = tempfile.mkdtemp(prefix="mswea-")
 os.environ["MSWEA_SILENT_STARTUP"] = "1"
 os.environ["SWE_REX_LOG_STREAM_LEVEL"] = "WARNING"
-
-
-@pytest.fixture(scope="session")
-def usable() -> None:
-    """Skip, with the reason, on a machine where no sandbox can open."""
-    reason = unusable_reason()
-    if reason:
-        pytest.skip(reason)
 
 
 @pytest.fixture

@@ -7,15 +7,6 @@ from pathlib import Path
 import pytest
 
 from sandbox.mini import MiniBackend
-from sandbox.probe import unusable_reason
-
-
-@pytest.fixture(scope="session")
-def usable() -> None:
-    """Skip, with the reason, on a machine where no sandbox can open."""
-    reason = unusable_reason()
-    if reason:
-        pytest.skip(reason)
 
 
 @pytest.fixture

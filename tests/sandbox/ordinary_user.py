@@ -18,7 +18,8 @@ _BECOME = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 from sandbox import syscalls
-repository, prefix, target, uid = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+prefix, target, uid = sys.argv[2], sys.argv[3], int(sys.argv[4])
+{first}
 # The interpreter may lie in a home directory that nobody may enter: bind it where everybody may.
 syscalls.unshare(syscalls.CLONE_NEWNS)
 syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
@@ -27,7 +28,7 @@ os.setgroups([])
 os.setresgid(uid, uid, uid)
 os.setresuid(uid, uid, uid)
 os.chdir(target)
-env = {"PATH": "/usr/bin:/bin", "HOME": target + "/tmp", "TMPDIR": target + "/tmp"}
+env = dict(PATH="/usr/bin:/bin", HOME=target + "/tmp", TMPDIR=target + "/tmp")
 env["PYTHONDONTWRITEBYTECODE"] = "1"
 env["LD_LIBRARY_PATH"] = target + "/python/lib"
 python = target + "/python/bin/python%d.%d" % sys.version_info[:2]
@@ -51,10 +52,12 @@ def home() -> Iterator[Path]:
         shutil.rmtree(target)
 
 
-def command(target: Path, *arguments: str) -> list[str]:
-    """What starts Python with these arguments in the `home` of the user."""
+def command(target: Path, *arguments: str, first: str = "") -> list[str]:
+    """What starts Python with these arguments in the `home` of the user. `first`: statements that root runs
+    before, with `syscalls`, `target` and `uid` at hand."""
     prefix = Path(sys.executable).resolve().parent.parent
-    python = [sys.executable, "-c", _BECOME, str(_REPOSITORY), str(prefix), str(target), str(ORDINARY_ID)]
+    become = _BECOME.replace("{first}", first)
+    python = [sys.executable, "-c", become, str(_REPOSITORY), str(prefix), str(target), str(ORDINARY_ID)]
     return [*python, *arguments]
 
 

@@ -8,7 +8,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import asdict
@@ -16,20 +15,16 @@ from pathlib import Path
 
 from sandbox import cgroup
 from sandbox.errors import SandboxError, SandboxLostError
+from tests.sandbox import ordinary_user
 from tests.sandbox.probes import ALL
 from tests.sandbox.probes.model import Mode, Probe, Verdict, judge, succeeded
 from tests.sandbox.probes.world import World, build
 
 _REPOSITORY = Path(__file__).resolve().parents[3]
-_ORDINARY_ID = 65534
 _PROBE_LIMIT_S = 120.0
 _BEGIN, _END = "<!-- probes: begin -->", "<!-- probes: end -->"
 
-_BECOME_ORDINARY = """
-import os, sys
-sys.path.insert(0, sys.argv[1])
-from sandbox import syscalls
-prefix, target, uid = sys.argv[2], sys.argv[3], int(sys.argv[4])
+_DELEGATE = """
 from sandbox import cgroup
 # As systemd delegates: directories of the user's own, with this process in them.
 for controller, places in cgroup.candidate_directories().items():
@@ -45,19 +40,6 @@ for controller, places in cgroup.candidate_directories().items():
             break
         except OSError:
             continue
-# The interpreter may lie in a home directory that nobody may enter: bind it where everybody may.
-syscalls.unshare(syscalls.CLONE_NEWNS)
-syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
-syscalls.mount(prefix, target + "/python", None, 4096)
-os.setgroups([])
-os.setresgid(uid, uid, uid)
-os.setresuid(uid, uid, uid)
-os.chdir(target)
-env = {"PATH": "/usr/bin:/bin", "HOME": target + "/tmp", "TMPDIR": target + "/tmp"}
-env["PYTHONDONTWRITEBYTECODE"] = "1"
-env["LD_LIBRARY_PATH"] = target + "/python/lib"
-python = target + "/python/bin/python%d.%d" % sys.version_info[:2]
-os.execve(python, [python, "-m", "tests.sandbox.probes", *sys.argv[5:]], env)
 """
 
 
@@ -123,26 +105,21 @@ def run_mode(mode: Mode, wanted: list[str]) -> dict[str, dict[str, object]]:
     if mode in ("root", "unshifted") or os.geteuid() != 0:
         command = [sys.executable, "-m", "tests.sandbox.probes", *arguments]
         return _read(subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True))
-    target = Path(tempfile.mkdtemp(prefix="sandbox-ordinary-", dir="/tmp"))
-    try:
-        target.chmod(0o755)
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(_REPOSITORY / "sandbox", target / "sandbox", ignore=ignore)
-        shutil.copytree(_REPOSITORY / "tests/sandbox/probes", target / "tests/sandbox/probes", ignore=ignore)
-        for name in ("tests", "tests/sandbox"):
-            (target / name / "__init__.py").touch()
-        for name in ("python", "tmp"):
-            (target / name).mkdir()
-        os.chown(target / "tmp", _ORDINARY_ID, _ORDINARY_ID)
-        prefix = Path(sys.executable).resolve().parent.parent
-        command = [sys.executable, "-c", _BECOME_ORDINARY, _REPOSITORY, prefix, target, str(_ORDINARY_ID)]
-        return _read(subprocess.run([*command, *arguments], capture_output=True, text=True))
-    finally:
-        shutil.rmtree(target)
-        for places in cgroup.candidate_directories().values():
-            for place in places:
-                if (Path(place) / target.name).is_dir():
-                    cgroup.remove_directory(str(Path(place) / target.name))
+    with ordinary_user.home() as target:
+        try:
+            tests = target / "tests" / "sandbox"
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(_REPOSITORY / "tests/sandbox/probes", tests / "probes", ignore=ignored)
+            for package in (tests.parent, tests):
+                (package / "__init__.py").touch()
+            shutil.copy(ordinary_user.__file__, tests)
+            command = ordinary_user.command(target, "-m", "tests.sandbox.probes", *arguments, first=_DELEGATE)
+            return _read(subprocess.run(command, capture_output=True, text=True))
+        finally:
+            for places in cgroup.candidate_directories().values():
+                for place in places:
+                    if (Path(place) / target.name).is_dir():
+                        cgroup.remove_directory(str(Path(place) / target.name))
 
 
 def _read(done: "subprocess.CompletedProcess[str]") -> dict[str, dict[str, object]]:
