@@ -1,0 +1,81 @@
+"""What a data set's row says, whatever data set it comes from: the task, its source, and how to build it.
+
+Adapters (`recipes.swe.datasets`) turn rows into `SourceTask`s; the prepare pipeline builds, validates and
+exports them. Plain data only: nothing here reads a file or knows a data set.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rewards.types import RunnerName
+
+PrepareStatus = Literal["passed", "failed", "flaky", "build_error", "timeout", "bad_row"]
+"""What became of a row. `bad_row`: it cannot even be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepoSource:
+    """Where the repository's files come from."""
+
+    kind: Literal["git", "sdist", "dir"]
+    """`git`: a commit of a remote; `sdist`: a source distribution of the package index; `dir`: a folder."""
+    location: str
+    """URL of the remote, `name==version` on the index, or a path."""
+    revision: str = ""
+    """Full commit of `git`; sha256 of the sdist's file; empty for `dir`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSpec:
+    """How an environment is built and how its tests are run."""
+
+    source: RepoSource
+    """The repository before any patch of a task."""
+    python: str
+    """Version of the interpreter, for example 3.9; a full version pins the patch release."""
+    packages: tuple[str, ...] = ()
+    """Requirements to install before the repository, best pinned."""
+    requirement_files: tuple[str, ...] = ()
+    """Requirement files in the repository to install, relative to its root."""
+    pre_install: tuple[str, ...] = ()
+    """Shell commands in the repository before anything is installed."""
+    install: tuple[str, ...] = ()
+    """Shell commands that install the repository itself."""
+    system_packages: tuple[str, ...] = ()
+    """Debian packages it wants; reported when missing, never installed."""
+    test_command: str = "python -m pytest"
+    """Command line of the tests, without ids."""
+    runner: RunnerName = "pytest"
+    """Who runs them, see `rewards.types`."""
+    log_format: str = ""
+    """With runner `log`: name of a parser of `rewards.logs`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTask:
+    """One row of a data set."""
+
+    instance_id: str
+    """Unique in its data set."""
+    repo: str
+    """As in the row."""
+    problem_statement: str
+    """What the agent is told."""
+    env_key: str
+    """Tasks with the same key share interpreter, venv and repository layers."""
+    build: BuildSpec
+    """How the environment is made."""
+    start_patch: str
+    """Applied to the source to make what the agent starts from: the bug of SWE-smith; empty elsewhere."""
+    gold_patch: str
+    """Fixes it; relative to what the agent starts from."""
+    test_patch: str
+    """Applied by the grader only; empty when the tests are in the repository already."""
+    fail_to_pass: tuple[str, ...]
+    """Exact ids of tests that fail before and pass after the fix."""
+    pass_to_pass: tuple[str, ...]
+    """Exact ids of tests that pass before and after."""
+    image_name: str = ""
+    """Container image of the data set, for backends that use one."""
+    timeout_s: float = 300.0
+    """Wall-clock limit of one test run."""
