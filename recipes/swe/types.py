@@ -132,6 +132,17 @@ class Rollout:
     """Faults of grading by kind, see `rewards.retry`; none when the verdict was known before."""
 
 
+def is_healthy(rollout: Rollout) -> bool:
+    """Whether the rollout may be trained on."""
+    return (
+        rollout.failure is None
+        and not rollout.quarantined
+        and rollout.reward is not None
+        and rollout.trajectory is not None
+        and len(rollout.trajectory.turns) > 0
+    )
+
+
 class Policy(Protocol):
     """Token-in/token-out access to the served policy."""
 
