@@ -13,11 +13,14 @@ from sandbox.types import EnvSpec
 EndReason = Literal["submitted", "turn_limit", "context", "time", "format"]
 """How the agent's own work ended; all of these are graded and trained on."""
 
-FailureKind = Literal["cache", "sandbox", "provider", "grader", "node"]
-"""Whose fault a failed rollout is: never the policy's."""
+FailureKind = Literal["cache", "sandbox", "provider", "grader", "node", "deadline", "internal"]
+"""What failed, see docs/failures.md: never the policy. `internal` is a programming error of ours."""
 
 STAGES = ("env_prep", "sandbox_start", "llm", "env", "grade", "cleanup")
 """Stages of a rollout, in order; they never overlap and sum to its wall time."""
+
+WAITS = ("slot", "model", "grading_slot")
+"""What a rollout waits for under load: never counted against the agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ class Failure:
     """Boundary that failed."""
     message: str
     """One line for a person."""
+    elsewhere: bool = False
+    """The fault is its node's (disk, cache, sandboxes do not open): another worker may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,10 @@ class RolloutRequest:
     """Nucleus bound."""
     seed: int | None = None
     """Sampling seed of this rollout, for repeatable runs."""
+    may_move: bool = False
+    """Another worker can take it: a failure with `elsewhere` comes back at once instead of a retry here."""
+    done: Trajectory | None = None
+    """The agent's work when only the grading is left to do, after a move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +135,8 @@ class Rollout:
     """Set when the rollout must not be trained on."""
     attempts: int = 1
     """2 when the first attempt failed and was retried."""
+    waits_s: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds spent waiting, keys from WAITS; those of `slot` lie before the stages, the others within."""
     quarantined: bool = False
     """True when a suspicious verdict must not be trained on (`reward.suspicious=quarantine`)."""
     grading_faults: dict[str, int] = field(default_factory=dict[str, int])
