@@ -6,7 +6,7 @@ this module loads SkyRL, Ray and torch.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,74 +15,15 @@ from skyrl.train import trainer as trainer_module
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.entrypoints.main_base import BasePPOExp
 from skyrl.train.utils import validate_cfg
-from skyrl.train.utils.callbacks import CallbackInput, TrainingCallback, TrainingControl
-from skyrl.train.utils.tracking import Tracking
 from tqdm import tqdm
 
-from recipes.report.metrics import FILE_NAME, MetricsFile
-from recipes.report.progress import progress_line
 from recipes.swe.advantages import SweTrainer
-from recipes.swe.console import log_to_file, say
+from recipes.swe.console import log_to_file
+from recipes.swe.dataset import TaskDataset
 from recipes.swe.fanout import RUNNER_FACTORY, Fanout
 from recipes.swe.generator import SweGenerator
 from recipes.swe.tasks import load_tasks
-from recipes.swe.types import TaskInstance
-
-
-class TaskDataset:
-    """The tasks as SkyRL's data loader wants them; a row's uid is the instance id."""
-
-    def __init__(self, tasks: Sequence[TaskInstance]) -> None:
-        self._tasks = list(tasks)
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        task = self._tasks[index]
-        return {
-            "prompt": [{"role": "user", "content": task.problem_statement}],
-            "env_class": "swe",
-            "env_extras": {"instance_id": task.instance_id},
-            "uid": task.instance_id,
-        }
-
-    def collate_fn(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A batch is the list of its rows."""
-        return rows
-
-
-class RunTracking(Tracking):
-    """SkyRL's tracker; the run's own metrics file and the progress line get every step as well."""
-
-    def __init__(self, *, run_dir: Path, total_steps: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.metrics_file = MetricsFile(run_dir / FILE_NAME)
-        self._total_steps = total_steps
-        self._ended = False
-
-    def log(self, data: Mapping[str, Any], step: int, commit: bool = False) -> None:
-        """Log one step."""
-        self.metrics_file.append(step, data)
-        say(progress_line(step, self._total_steps, data))
-        if self.backend != "console":
-            super().log(data, step=step, commit=commit)
-
-    def finish(self) -> None:
-        """End the tracker, its background process included. Called more than once by SkyRL."""
-        super().finish()
-        if self.backend == "wandb" and not self._ended:
-            self._ended = True
-            import wandb
-
-            wandb.teardown()
-
-
-class DropRepeatedSteps(TrainingCallback):
-    """After a resume, takes the steps that will be repeated out of the metrics file."""
-
-    def on_train_start(self, trainer: Any, callback_input: CallbackInput, control: TrainingControl) -> None:
-        trainer.tracker.metrics_file.keep_until(callback_input.global_step)
+from recipes.swe.tracking import DropRepeatedSteps, RunTracking
 
 
 class SweExp(BasePPOExp):

@@ -137,6 +137,14 @@ class Rollout:
     """2 when the first attempt failed and was retried."""
     waits_s: dict[str, float] = field(default_factory=dict[str, float])
     """Seconds spent waiting, keys from WAITS; those of `slot` lie before the stages, the others within."""
+    cache_hit: bool | None = None
+    """True when the environment was ready on the node, False when it was built or fetched; None: not asked."""
+    gate_wait_s: float = 0.0
+    """Seconds of env_prep spent waiting for the gate in front of extraction."""
+    memory_peak_bytes: int | None = None
+    """Highest memory of the agent's sandbox, its files included; None when this machine cannot tell."""
+    cpu_s: float | None = None
+    """Processor seconds of the agent's sandbox; None when this machine cannot tell."""
     quarantined: bool = False
     """True when a suspicious verdict must not be trained on (`reward.suspicious=quarantine`)."""
     grading_faults: dict[str, int] = field(default_factory=dict[str, int])
