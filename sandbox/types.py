@@ -263,9 +263,9 @@ class CachedEnv:
     """A ready environment on this node."""
 
     layers: tuple[Path, ...]
-    """Topmost first: task, repo, venv."""
+    """Topmost first: task, repo, venv, and the interpreter where it is a layer."""
     binds: tuple[BindMount, ...]
-    """The interpreter, read-only, at /opt/python."""
+    """The interpreter, read-only, at /opt/python, where it is a directory of this machine."""
     env: Mapping[str, str]
     """PATH, VIRTUAL_ENV and whatever the interpreter needs."""
     workdir: str
@@ -273,7 +273,13 @@ class CachedEnv:
     digest: str
     """Content digest of what the layers were built from."""
     hit: bool
-    """False when it had to be built or fetched now."""
+    """False when this call fetched part of it; True when all was here, or another call had it fetched."""
+    fetch_s: float = 0.0
+    """Seconds this call spent fetching and unpacking layers; waiting at the I/O gate is not in it."""
+    gate_wait_s: float = 0.0
+    """Seconds this call waited at the I/O gate before it might unpack."""
+    fetched_bytes: int = 0
+    """Bytes of layer files that this call read from the shared store."""
 
     def spec(self, limits: Limits) -> SandboxSpec:
         """The sandbox to open over this environment."""
