@@ -100,7 +100,8 @@ def _leftovers(state_dir: Path, mark: str, owners: list[int]) -> list[str]:
     for places in cgroup.candidate_directories().values():
         for place in places:
             found += [str(path) for tag in tags for path in Path(place).glob(f"{tag}*")]
-    found += [str(path) for path in state_dir.iterdir()]
+    temporary = state_dir.parent / "tmp"
+    found += [str(path) for place in (state_dir, temporary) if place.is_dir() for path in place.iterdir()]
     mounts = Path("/proc/self/mountinfo").read_text()
     if str(state_dir) in mounts:
         found.append("a mount on the host")
@@ -210,7 +211,7 @@ def kills(count: int, *, seed: int, at_once: int = 8, owner_life_s: float = 8.0)
         root = Path(name)
         root.chmod(0o711)
         state, journal = root / "state", root / "journal"
-        for path in (state, journal):
+        for path in (state, journal, root / "tmp"):
             path.mkdir(mode=0o711)
         while report.done < count:
             log = root / f"log-{len(owners)}"
@@ -242,7 +243,8 @@ def _start_owner(
 ) -> "subprocess.Popen[bytes]":
     arguments = [str(state), str(journal), str(log), mark, str(count), str(at_once)]
     command = [sys.executable, "-m", "benchmarks.endurance", "owner", *arguments]
-    return subprocess.Popen(command, cwd=_REPOSITORY)
+    environment = {**os.environ, "TMPDIR": str(state.parent / "tmp")}  # looked at afterwards, see leftovers
+    return subprocess.Popen(command, cwd=_REPOSITORY, env=environment)
 
 
 # -- echoes

@@ -55,12 +55,19 @@ def read_regular(fd: int, path: str, limit_bytes: int) -> bytes:
 
 
 def find_changes(
-    upper: int, layers: tuple[Path, ...], root: str, *, complete: bool = False, covered: Sequence[str] = ()
+    upper: int,
+    layers: tuple[Path, ...],
+    root: str,
+    *,
+    complete: bool = False,
+    covered: Sequence[str] = (),
+    scratch: Path | None = None,
 ) -> Changes:
     """Everything that changed below `root`. Blocks: call it in a thread.
 
     `complete`: `upper` is a whole tree, copied from the layers, and not only what was written since.
-    `covered`: absolute paths inside on which something is mounted; what lies there is not looked at."""
+    `covered`: absolute paths inside on which something is mounted; what lies there is not looked at.
+    `scratch`: where temporary files may lie, best where the owner's leftovers are looked for."""
     parts = [part for part in root.split("/") if part]
     hidden = [[part for part in path.split("/") if part] for path in covered]
     if any(parts[: len(path)] == path for path in hidden):
@@ -75,7 +82,7 @@ def find_changes(
         found = _Finder(os.fstat(top).st_dev if complete else None, frozenset(below_root))
         found.walk(top, lower, "", 0)
         found.walk_new(top)
-        return found.changes()
+        return found.changes(scratch)
     finally:
         for fd in [*lower, *([] if top is None else [top])]:
             os.close(fd)
@@ -285,7 +292,7 @@ class _Finder:
             self._bytes += size
             self._leave_out(path, f"the largest of changes of more than {_TOTAL_LIMIT_BYTES} bytes")
 
-    def changes(self) -> Changes:
+    def changes(self, scratch: Path | None) -> Changes:
         """The patch, and what is not in it."""
         blocked = set(self._left_out) | {parent for path in self._left_out for parent in _parents(path)}
         for path in list(self._new):
@@ -296,7 +303,7 @@ class _Finder:
         more = len(self._left_out) - len(named) + self._unnamed
         if more:
             named.append(("…", f"and {more} more"))
-        return Changes(write_patch(self._old, self._new), tuple(named))
+        return Changes(write_patch(self._old, self._new, scratch), tuple(named))
 
 
 def _parents(path: str) -> list[str]:

@@ -27,11 +27,15 @@ class Entry:
     """Contents, or the target of a link."""
 
 
-def write_patch(old: Mapping[str, Entry], new: Mapping[str, Entry]) -> str:
-    """The patch from one state to the other; empty when both are. Raises SandboxError when git cannot."""
+def write_patch(old: Mapping[str, Entry], new: Mapping[str, Entry], scratch: Path | None = None) -> str:
+    """The patch from one state to the other; empty when both are. Raises SandboxError when git cannot.
+
+    `scratch`: where the object store lies meanwhile; best a directory that is cleared when its owner dies."""
     if not old and not new:
         return ""
-    with tempfile.TemporaryDirectory(prefix="minisandbox-diff-") as directory:
+    with tempfile.TemporaryDirectory(
+        prefix="diff-", dir=scratch if scratch and scratch.is_dir() else None
+    ) as directory:
         store = Path(directory)
         (store / "objects").mkdir()
         (store / "refs").mkdir()

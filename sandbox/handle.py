@@ -50,6 +50,11 @@ class HelperHandle:
         """Its process id, 0 before the start."""
         return self._process.pid if self._process else 0
 
+    @property
+    def directory(self) -> Path | None:
+        """Where what is cleared after its owner's death lies; None before the start."""
+        return self._directory
+
     async def start(self) -> None:
         """Start it and wait until it is ready. Raises SandboxUnavailableError or TimeoutError."""
         owner = os.getpid()

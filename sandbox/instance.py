@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -271,12 +272,11 @@ class MiniSandbox(FirstProcess):
             raise SandboxLostError("the sandbox is closed")
         upper = os.dup(self._upper)
         try:
+            find = partial(diff.find_changes, upper, root=root, scratch=self._helper.directory)
             if self._covered is None or self._base is None:
-                return await asyncio.to_thread(diff.find_changes, upper, self._spec.layers, root)
+                return await asyncio.to_thread(find, self._spec.layers)
             layers = (*self._spec.layers, self._base)
-            return await asyncio.to_thread(
-                diff.find_changes, upper, layers, root, complete=True, covered=self._covered
-            )
+            return await asyncio.to_thread(find, layers, complete=True, covered=self._covered)
         finally:
             os.close(upper)
 

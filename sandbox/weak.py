@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -99,7 +100,8 @@ class WeakSandbox(MiniSandbox):
             raise SandboxLostError("the sandbox is closed")
         upper = os.dup(self._upper)
         try:
-            return await asyncio.to_thread(diff.find_changes, upper, self._spec.layers, root, complete=True)
+            find = partial(diff.find_changes, upper, self._spec.layers, root, complete=True)
+            return await asyncio.to_thread(find, scratch=self._landlock.directory)
         finally:
             os.close(upper)
 
@@ -135,6 +137,11 @@ class LandlockBackend:
     def name(self) -> str:
         """See `sandbox.types.Backend.name`."""
         return "landlock"
+
+    @property
+    def directory(self) -> Path | None:
+        """Where what is cleared after its death lies."""
+        return self._directory
 
     @property
     def lacks(self) -> Mapping[Need, str]:
