@@ -37,17 +37,15 @@ async def grade(
     sandbox: GradingSandbox,
     *,
     restore: Mapping[str, bytes] | None = None,
-    test_patch: str = "",
     policy: PatchPolicy = _DEFAULT_POLICY,
 ) -> RewardResult:
     """Judges `patch` in `sandbox`: a fresh one of the task, with the bug and without network.
 
-    `test_patch` is applied after the agent's patch, to files that the agent's patch may not touch or stand in
-    the way of (SWE-bench's hidden tests). `restore` maps paths relative to the work directory to contents
-    that are put back last. The sandbox is used up: its files and processes are whatever the tests left.
+    `restore` maps paths relative to the work directory to contents that are put back last, after the task's
+    own test patch. The sandbox is used up: its files and processes are whatever the tests left.
 
     Raises GraderError; with a verdict in `repeated` where only a second grading tells whose fault it was."""
-    trusted = trusted_files(tests, test_patch, restore or {})
+    trusted = trusted_files(tests, restore or {})
     division = protect(select(patch, trusted, policy), trusted)
     division = await drop_shadows(division, policy, trusted, sandbox, workdir=tests.workdir)
     if division.kept:
@@ -60,8 +58,8 @@ async def grade(
             0.0, False, 0.0, 0, dropped_paths=dropped, dropped_by_reason=counts, reasons=(why,)
         )
     suspicions = await _lint(division.kept, sandbox, tests) if policy.lint else ()
-    if test_patch:
-        await apply_test_patch(test_patch, sandbox, tests.workdir)
+    if tests.test_patch:
+        await apply_test_patch(tests.test_patch, sandbox, tests.workdir)
     await restore_files(restore or {}, sandbox, tests.workdir)
     try:
         return replace(
@@ -78,25 +76,24 @@ async def run_unpatched(
     sandbox: GradingSandbox,
     *,
     restore: Mapping[str, bytes] | None = None,
-    test_patch: str = "",
 ) -> None:
     """Runs the task's tests without any patch, to see that sandbox and limits are enough for a run of them.
     Raises GraderError when they are not; what the tests say does not matter."""
-    if test_patch:
-        await apply_test_patch(test_patch, sandbox, tests.workdir)
+    if tests.test_patch:
+        await apply_test_patch(tests.test_patch, sandbox, tests.workdir)
     await restore_files(restore or {}, sandbox, tests.workdir)
     await _judge(tests, sandbox, ())
 
 
-def trusted_files(tests: TestSpec, test_patch: str, restore: Mapping[str, bytes]) -> tuple[str, ...]:
+def trusted_files(tests: TestSpec, restore: Mapping[str, bytes]) -> tuple[str, ...]:
     """Paths that are the judge's: the targets of the run, what the test patch touches, and restored files."""
     paths: set[str] = set(restore)
     for target in targets(tests):
         paths.add(target)
         if "/" not in target and not target.endswith(".py"):  # a dotted module of unittest or Django
             paths |= {f"{root}{target.replace('.', '/')}.py" for root in ("", "tests/")}
-    if test_patch:
-        paths |= {path for part in read_patch(test_patch) for path in part.paths}
+    if tests.test_patch:
+        paths |= {path for part in read_patch(tests.test_patch) for path in part.paths}
     return tuple(sorted(paths))
 
 

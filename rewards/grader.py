@@ -38,8 +38,6 @@ class Case:
     """Digest of what the sandbox is made of; part of the key of kept verdicts."""
     limits: str = ""
     """What the sandbox may use, as text; a control is made once for a task and its limits."""
-    test_patch: str = ""
-    """Hidden tests, see `rewards.grade.grade`."""
     restore: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     """Trusted files, see `rewards.grade.grade`."""
     policy: PatchPolicy = field(default_factory=PatchPolicy)
@@ -48,7 +46,7 @@ class Case:
     def digest(self) -> str:
         """Of everything that a verdict depends on but the patch and the grader."""
         restored = {path: hashlib.sha256(data).hexdigest() for path, data in self.restore.items()}
-        rest = json.dumps([self.environment, self.test_patch, restored, asdict(self.policy)], sort_keys=True)
+        rest = json.dumps([self.environment, restored, asdict(self.policy)], sort_keys=True)
         return task_digest(self.tests, rest)
 
 
@@ -59,7 +57,6 @@ async def grade_case(case: Case, patch: str, sandbox: GradingSandbox) -> RewardR
         patch,
         sandbox,
         restore=case.restore,
-        test_patch=case.test_patch,
         policy=case.policy,
     )
 
@@ -135,4 +132,4 @@ class Grader:
 
 
 async def _control(case: Case, sandbox: GradingSandbox) -> None:
-    await run_unpatched(case.tests, sandbox, restore=case.restore, test_patch=case.test_patch)
+    await run_unpatched(case.tests, sandbox, restore=case.restore)

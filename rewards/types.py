@@ -41,6 +41,9 @@ class TestSpec:
     """What to run: files, or dotted modules for unittest and Django. Empty: what the ids name."""
     log_format: str = ""
     """With `log`: the name of a parser of `rewards.logs`."""
+    test_patch: str = ""
+    """Hidden tests as a git-format diff (SWE-bench): the grader applies it after the agent's patch, to files
+    that the agent's patch may not touch or stand in the way of."""
 
 
 class GradingExecResult(Protocol):

@@ -92,7 +92,7 @@ async def test_a_verdict_is_kept_for_the_same_task_patch_and_rules(tmp_path: Pat
         replace(CASE, tests=replace(SPEC, timeout_s=1.0)),
         replace(CASE, policy=PatchPolicy(lint=False)),
         replace(CASE, restore={"conftest.py": b""}),
-        replace(CASE, test_patch="diff"),
+        replace(CASE, tests=replace(SPEC, test_patch="diff")),
     ):
         made = Scripted(None, None, GradeCache(store=VerdictStore(tmp_path)))
         await made.grader.judge(other, "patch")

@@ -11,7 +11,9 @@ from tests.rewards.project import GOLD, SPEC, LocalSandbox, diff
 HIDDEN = "from shapes import area\n\n\ndef test_hidden():\n    assert area(3, 3) == 9\n"
 PATH = "spec/deep/check_hidden.py"
 TEST_PATCH = diff(PATH, None, HIDDEN)
-TESTS = dataclasses.replace(SPEC, fail_to_pass=(f"{PATH}::test_hidden",), pass_to_pass=())
+TESTS = dataclasses.replace(
+    SPEC, fail_to_pass=(f"{PATH}::test_hidden",), pass_to_pass=(), test_patch=TEST_PATCH
+)
 
 
 @pytest.mark.parametrize(
@@ -23,18 +25,19 @@ TESTS = dataclasses.replace(SPEC, fail_to_pass=(f"{PATH}::test_hidden",), pass_t
     ],
 )
 async def test_what_the_agent_put_there_does_not_matter(taken: str, local: LocalSandbox) -> None:
-    result = await grade(TESTS, taken + GOLD, local, test_patch=TEST_PATCH)
+    result = await grade(TESTS, taken + GOLD, local)
     assert result.reasons == ()
     assert (result.reward, len(result.dropped_paths)) == (1.0, 1)
     assert sum(result.dropped_by_reason.values()) == 1
 
 
 async def test_without_the_fix_hidden_tests_fail(local: LocalSandbox) -> None:
-    result = await grade(TESTS, diff("notes.txt", None, "x\n"), local, test_patch=TEST_PATCH)
+    result = await grade(TESTS, diff("notes.txt", None, "x\n"), local)
     assert (result.reward, result.f2p_fraction) == (0.0, 0.0)
 
 
 async def test_test_patch_that_does_not_apply_is_our_fault(local: LocalSandbox) -> None:
+    broken = dataclasses.replace(TESTS, test_patch=TEST_PATCH + diff("shapes/data.txt", "other\n", "x\n"))
     with pytest.raises(GraderError, match="test patch") as caught:
-        await grade(TESTS, GOLD, local, test_patch=TEST_PATCH + diff("shapes/data.txt", "other\n", "x\n"))
+        await grade(broken, GOLD, local)
     assert (caught.value.kind, caught.value.repeated) == ("task", None)
