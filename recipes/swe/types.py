@@ -138,7 +138,7 @@ class Rollout:
     waits_s: dict[str, float] = field(default_factory=dict[str, float])
     """Seconds spent waiting, keys from WAITS; those of `slot` lie before the stages, the others within."""
     cache_hit: bool | None = None
-    """True when the environment was ready on the node, False when it was built or fetched; None: not asked."""
+    """True when the environment was ready on the node, False when it was built or fetched; None: unknown."""
     gate_wait_s: float = 0.0
     """Seconds of env_prep spent waiting for the gate in front of extraction."""
     memory_peak_bytes: int | None = None
