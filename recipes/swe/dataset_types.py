@@ -14,6 +14,18 @@ PrepareStatus = Literal["passed", "failed", "flaky", "build_error", "timeout", "
 
 
 @dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot become a task."""
+
+    row_id: str
+    """Its id, or `row N` when it has none."""
+    position: int
+    """Number of the row in its data set, from 0."""
+    reason: str
+    """One line for a person."""
+
+
+@dataclass(frozen=True, slots=True)
 class RepoSource:
     """Where the repository's files come from."""
 
@@ -33,14 +45,20 @@ class BuildSpec:
     """The repository before any patch of a task."""
     python: str
     """Version of the interpreter, for example 3.9; a full version pins the patch release."""
-    packages: tuple[str, ...] = ()
-    """Requirements to install before the repository, best pinned."""
     requirement_files: tuple[str, ...] = ()
-    """Requirement files in the repository to install, relative to its root."""
+    """Requirement files in the repository, relative to its root, installed first. `a|b` means the first of
+    them that is there. Lines that name the repository itself (`-e .`, `.[test]`) are left out."""
+    environment_files: tuple[str, ...] = ()
+    """Conda environment files in the repository, in the same way: their dependencies are taken from the
+    package index under the same names, without python and what is no Python package."""
+    packages: tuple[str, ...] = ()
+    """Requirements to install next, best pinned; they may replace what the files above chose."""
     pre_install: tuple[str, ...] = ()
-    """Shell commands in the repository before anything is installed."""
+    """Shell commands in the repository, one script under `set -e`, between the packages and `install`."""
     install: tuple[str, ...] = ()
-    """Shell commands that install the repository itself."""
+    """Shell commands that install the repository itself, one script under `set -e`."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Environment variables for all of these commands."""
     system_packages: tuple[str, ...] = ()
     """Debian packages it wants; reported when missing, never installed."""
     test_command: str = "python -m pytest"
@@ -49,6 +67,9 @@ class BuildSpec:
     """Who runs them, see `rewards.types`."""
     log_format: str = ""
     """With runner `log`: name of a parser of `rewards.logs`."""
+    plugins: bool = True
+    """Whether pytest plugins that the environment holds are loaded. The grader loads none by itself, so the
+    builder lists them once and `recipes.swe.tasks.with_plugins` names them in the test command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +96,8 @@ class SourceTask:
     """Exact ids of tests that fail before and pass after the fix."""
     pass_to_pass: tuple[str, ...]
     """Exact ids of tests that pass before and after."""
+    targets: tuple[str, ...] = ()
+    """What to run, see `rewards.types`; empty: what the ids name."""
     image_name: str = ""
     """Container image of the data set, for backends that use one."""
     timeout_s: float = 300.0
