@@ -44,16 +44,20 @@ class IndexLine:
     """Seconds a stage."""
 
 
-def write_rollouts(run_dir: Path, step: int, rollouts: Sequence[Rollout]) -> Path:
-    """Write all rollouts of a step; returns the folder of the text files."""
+def write_rollouts(run_dir: Path, step: int, rollouts: Sequence[Rollout], *, before: int = 0) -> Path:
+    """Write rollouts of a step; returns the folder of the text files.
+
+    `before`: how many of the step are written already; 0 begins it, taking away an earlier attempt."""
     folder = run_dir / "rollouts" / f"step_{step:04d}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for index, rollout in enumerate(rollouts):
+    if before == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, rollout in enumerate(rollouts, start=before):
         name = f"{index:03d}_{verdict(rollout)}_{safe_name(rollout.instance_id)}.txt"
-        (folder / name).write_text(rollout_text(rollout), encoding="utf-8")
-    _write_lines(folder.with_suffix(".jsonl"), [_pack(rollout) for rollout in rollouts])
-    _write_lines(folder.with_suffix(".index.jsonl"), [asdict(_index(rollout)) for rollout in rollouts])
+        (folder / name).write_text(rollout_text(rollout), encoding="utf-8", errors="backslashreplace")
+    mode = "a" if before else "w"
+    _write_lines(folder.with_suffix(".jsonl"), [_pack(rollout) for rollout in rollouts], mode)
+    _write_lines(folder.with_suffix(".index.jsonl"), [asdict(_index(rollout)) for rollout in rollouts], mode)
     return folder
 
 
@@ -72,8 +76,8 @@ def read_index(run_dir: Path) -> dict[int, list[IndexLine]]:
     return steps
 
 
-def _write_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8") as file:
+def _write_lines(path: Path, records: Sequence[dict[str, Any]], mode: str) -> None:
+    with path.open(mode, encoding="utf-8") as file:
         for record in records:
             file.write(json.dumps(record) + "\n")
 
