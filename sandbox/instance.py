@@ -97,6 +97,11 @@ class MiniSandbox(FirstProcess):
         return self._spec.limits
 
     @property
+    def alive(self) -> bool:
+        """Whether it is not known to have ended."""
+        return not self._closing and not self._gone.done() and not self._link.closed
+
+    @property
     def refused(self) -> tuple[Refusal, ...]:
         """What its programs asked the network for and did not get, as `allowed_hosts` does not name it."""
         return self._proxy.refused if self._proxy else ()
