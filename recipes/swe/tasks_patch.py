@@ -17,13 +17,15 @@ def split_lines(text: str) -> list[str]:
     return [line for line in re.split(r"(?<=\n)", text) if line]
 
 
-def make_patch(path: str, old: str, new: str) -> str:
-    """git-format diff from `old` to `new` of one file; empty when they are equal."""
+def make_patch(path: str, old: str, new: str, *, executable: bool = False) -> str:
+    """git-format diff from `old` to `new` of one file; empty when they are equal.
+
+    git warns, and the grader refuses, when the mode is not the file's."""
     if old == new:
         return ""
     body = difflib.unified_diff(split_lines(old), split_lines(new), f"a/{path}", f"b/{path}")
     lines = [line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}" for line in body]
-    index = f"index {_blob_id(old)[:7]}..{_blob_id(new)[:7]} 100644\n"
+    index = f"index {_blob_id(old)[:7]}..{_blob_id(new)[:7]} {'100755' if executable else '100644'}\n"
     return f"diff --git a/{path} b/{path}\n{index}" + "".join(lines)
 
 

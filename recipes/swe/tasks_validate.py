@@ -126,7 +126,8 @@ class Validator:
 
     async def _judge(self, project: Project, bug: Bug, record: EnvRecord, clean: str, bugged: str) -> TaskRow:
         """The task row. Raises _RejectedError."""
-        patch = make_patch(bug.path, clean, bugged)
+        file = layer_dir(self._root, record.layers[1]) / "root" / "testbed" / bug.path
+        patch = make_patch(bug.path, clean, bugged, executable=bool(file.stat().st_mode & 0o111))
         if not patch:
             raise _RejectedError("harmless", "it changes nothing")
         passing = await self._passing_clean(project, record)
