@@ -1,20 +1,21 @@
 """The agent: a policy and a sandbox, turn by turn, until the work is submitted or a limit is hit.
 
-Each prompt is the last prompt + exactly what was sampled + the ids of the observation, so every id that is
-trained on is one that was sampled. Errors of the sandbox and of the policy server propagate; whatever the
-model does is recorded in the trajectory. It neither grades nor retries.
+Prompts come from `recipes.swe.history`, which keeps the ids of every message, so every id that is trained on
+is one that was sampled, behind exactly the prompt that was sent. Errors of the sandbox and of the policy
+server propagate; whatever the model does is recorded in the trajectory. It neither grades nor retries.
 """
 
-import time
 from dataclasses import dataclass, replace
 
+from recipes.swe.agent_clock import AgentClock
 from recipes.swe.agent_config import AgentConfig, AgentConfigError
 from recipes.swe.chat import ChatCodec
+from recipes.swe.history import History
 from recipes.swe.parsing import FormatError, format_call, parse
 from recipes.swe.prompts import TOOL_DOCS, elide, render
 from recipes.swe.stages import StageClock
 from recipes.swe.tools import ToolBox, ToolResult
-from recipes.swe.types import EndReason, Policy, TaskInstance, Trajectory, Turn
+from recipes.swe.types import Completion, EndReason, Policy, TaskInstance, Trajectory, Turn
 from sandbox.types import Sandbox
 
 __all__ = ["AgentConfig", "AgentConfigError", "Sampling", "initial_prompt", "run_agent"]
@@ -45,57 +46,68 @@ async def run_agent(
     *,
     sampling: Sampling = Sampling(),
     clock: StageClock | None = None,
+    timer: AgentClock | None = None,
 ) -> Trajectory:
-    """Let the policy work on the task in the sandbox. Raises SandboxError and ProviderError."""
+    """Let the policy work on the task in the sandbox. Raises SandboxError, ProviderError, DeadlineError."""
     clock = clock or StageClock()
     clock.switch("env")
     workdir = task.tests.workdir
-    prompt = initial_prompt(codec, task, config)
+    history = History(
+        codec,
+        initial_prompt(codec, task, config),
+        keep_last=config.keep_last_observations,
+        every=config.elide_every_turns,
+    )
     tools = await ToolBox.open(sandbox, workdir=workdir, config=config)
+    timer = timer or AgentClock(config, clock.now)
     turns: list[Turn] = []
     end: EndReason = "turn_limit"
     format_errors = 0
-    deadline = time.monotonic() + config.time_limit_s
     while len(turns) < config.max_turns:
-        room = config.max_context_tokens - len(prompt)
-        left_s = deadline - time.monotonic()
-        if room < config.min_response_tokens or left_s <= 0:
-            end = "time" if left_s <= 0 else "context"
+        room = config.max_context_tokens - len(history.prompt)
+        if room < config.min_response_tokens or timer.left_s <= 0:
+            end = "time" if timer.left_s <= 0 else "context"
             break
         clock.switch("llm")
-        completion = await policy.sample(
-            prompt,
-            max_tokens=min(room, config.max_response_tokens),
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            seed=sampling.turn_seed(len(turns)),
+        completion = await timer.model(
+            policy.sample(
+                history.prompt,
+                max_tokens=min(room, config.max_response_tokens),
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                seed=sampling.turn_seed(len(turns)),
+            )
         )
         clock.switch("env")
         response = codec.decode(completion.token_ids)
-        command_s = min(config.command_timeout_s, max(deadline - time.monotonic(), 1.0))
-        action, result = await _act(response, tools, config, timeout_s=command_s)
-        turns.append(
-            Turn(
-                prompt_ids=prompt,
-                response_ids=completion.token_ids,
-                logprobs=completion.logprobs,
-                stop_reason=completion.stop_reason,
-                response=response,
-                action=action,
-                observation=result.observation,
-            )
-        )
+        with timer.tools():
+            command_s = min(config.command_timeout_s, max(timer.left_s, 1.0))
+            action, result = await _act(response, tools, config, timeout_s=command_s)
+        turns.append(_turn(history.prompt, completion, response, action, result.observation))
         format_errors = 0 if action else format_errors + 1
         if result.submitted or format_errors >= config.max_format_errors:
             end = "submitted" if result.submitted else "format"
             break
-        closed = codec.is_closed(completion.token_ids)
-        prompt = prompt + completion.token_ids + codec.continue_(result.observation, closed=closed)
+        history.add(completion.token_ids, result.observation)
     await tools.close()
     if turns:  # Nobody was shown what followed the last turn.
         turns[-1] = replace(turns[-1], observation="")
     changes = await sandbox.changes(workdir)
     return Trajectory(tuple(turns), changes.patch, end, changes.left_out)
+
+
+def _turn(
+    prompt_ids: tuple[int, ...], completion: Completion, response: str, action: str, observation: str
+) -> Turn:
+    return Turn(
+        prompt_ids=prompt_ids,
+        response_ids=completion.token_ids,
+        logprobs=completion.logprobs,
+        stop_reason=completion.stop_reason,
+        response=response,
+        action=action,
+        observation=observation,
+    )
 
 
 def initial_prompt(codec: ChatCodec, task: TaskInstance, config: AgentConfig) -> tuple[int, ...]:

@@ -61,9 +61,21 @@ class AgentConfig:
     min_response_tokens: int = 64
     """With less room than this left in the context the agent ends (`context`)."""
     time_limit_s: float = 300.0
-    """Wall time of the agent's turns in seconds; neither start-up nor grading counts."""
+    """The agent's own time in seconds: its tools, and its model as if nobody else used the server."""
+    model_call_s: float = 1.0
+    """Of a model call's time, so many seconds are the agent's own at most …"""
+    model_token_s: float = 0.02
+    """… and so many for each sampled token; what a call takes beyond both is waiting (ours)."""
+    wait_limit_s: float = 600.0
+    """Waiting for the model in one rollout, in seconds; more is a failure of ours (`deadline`)."""
+    llm_timeout_s: float = 600.0
+    """Wall time of one model call in seconds; longer is a failure of ours (`provider`)."""
     command_timeout_s: float = 60.0
     """Wall time of one command in seconds."""
+    keep_last_observations: int | None = None
+    """Observations that stay in the prompt, older ones are elided; null for all. Trained row by row."""
+    elide_every_turns: int = 1
+    """Elide only each so many turns: fewer and longer training rows, a few more observations in sight."""
     observation_limit_chars: int = 70_000
     """Characters of one observation; the middle of a longer one is left out."""
     max_format_errors: int = 3
@@ -116,10 +128,14 @@ class AgentConfig:
         return cls.from_mapping(loaded)
 
     def _range_problems(self) -> list[str]:
-        at_least_one = ("max_turns", "max_response_tokens", "min_response_tokens", "max_format_errors")
-        problems = [f"agent.{name}: must be at least 1" for name in at_least_one if getattr(self, name) < 1]
-        seconds = ("time_limit_s", "command_timeout_s")
+        counts = ["max_turns", "max_response_tokens", "min_response_tokens", "max_format_errors"]
+        counts += ["elide_every_turns"]
+        counts += ["keep_last_observations"] if self.keep_last_observations is not None else []
+        problems = [f"agent.{name}: must be at least 1" for name in counts if getattr(self, name) < 1]
+        seconds = ("time_limit_s", "command_timeout_s", "wait_limit_s", "llm_timeout_s")
         problems += [f"agent.{name}: must be above 0" for name in seconds if getattr(self, name) <= 0]
+        own = ("model_call_s", "model_token_s")
+        problems += [f"agent.{name}: must not be negative" for name in own if getattr(self, name) < 0]
         if self.max_context_tokens <= self.min_response_tokens:
             problems.append("agent.max_context_tokens: must be above min_response_tokens")
         if self.observation_limit_chars < 100:
@@ -149,7 +165,9 @@ def _checked(value: Any, kind: Any, name: str) -> tuple[Any, list[str]]:
     if kind is float:
         problem = [] if number else [f"{name}: must be a number, not {value!r}"]
         return (float(value) if number else value), problem
-    if kind is int:
+    if kind == (int | None) and value is None:
+        return value, []
+    if kind is int or kind == (int | None):
         good = number and isinstance(value, int)
         return value, [] if good else [f"{name}: must be a whole number, not {value!r}"]
     if kind in (str, bool):

@@ -1,9 +1,9 @@
 """One rollout: open the task's environment, let the agent work, grade its patch, clean up.
 
 A fault of ours is tried once more in fresh sandboxes (only the grading, when the agent's work is done) and
-then returned as data: `RolloutRunner.run` raises for programming errors and cancellation only. A rollout
-holds at most one sandbox at any time; how many hold one, and how many grade, is bounded here. It knows
-neither Ray nor SkyRL.
+then returned as data, a programming error too: `RolloutRunner.run` raises for cancellation only. A fault of
+this node is returned at once when another can take the rollout. A rollout holds at most one sandbox at any
+time; how many hold one, and how many grade, is bounded here. It knows neither Ray nor SkyRL.
 """
 
 import asyncio
@@ -17,10 +17,11 @@ from typing import Protocol
 
 from recipes.report.trajectories import rollout_text
 from recipes.swe.agent import AgentConfig, Sampling, run_agent
+from recipes.swe.agent_clock import AgentClock
 from recipes.swe.chat import ChatCodec
-from recipes.swe.failures import INFRASTRUCTURE, classify
+from recipes.swe.failures import DeadlineError, classify, worth_retrying
 from recipes.swe.stages import Stage, StageClock
-from recipes.swe.types import Failure, Policy, Rollout, RolloutRequest, TaskInstance, Trajectory
+from recipes.swe.types import WAITS, Failure, Policy, Rollout, RolloutRequest, TaskInstance, Trajectory
 from rewards.grader import Case, Grader
 from rewards.shapes import Effort, ShapeConfig, shaped
 from rewards.types import RewardResult, TestSpec
@@ -71,6 +72,7 @@ class _Progress:
     verdict: RewardResult | None = None
     grading_faults: Counter[str] = field(default_factory=Counter[str])
     clock: StageClock = field(default_factory=StageClock)
+    waits_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WAITS, 0.0))
 
 
 class RolloutRunner:
@@ -103,19 +105,11 @@ class RolloutRunner:
 
     async def run(self, request: RolloutRequest) -> Rollout:
         """One rollout. Its wall time starts when it gets a slot; waiting for one is not part of it."""
+        progress = _Progress(trajectory=request.done)
+        queued_s = progress.clock.now()
         async with self._slots:
-            progress = _Progress()
-            failure: Failure | None = None
-            attempt = 0
-            while attempt < self._limits.attempts:
-                attempt += 1
-                failure = await self._attempt(request, progress)
-                if failure is None or failure.kind == "grader":  # Grading has its own retry.
-                    break
-                logger.warning(
-                    "rollout %s, attempt %d of %d failed: %s: %s",
-                    request.trajectory_id, attempt, self._limits.attempts, failure.kind, failure.message,
-                )  # fmt: skip
+            progress.waits_s["slot"] = progress.clock.now() - queued_s
+            attempt, failure = await self._attempts(request, progress)
             reward, quarantined = self._rewarded(progress, request.task)
             return Rollout(
                 trajectory_id=request.trajectory_id,
@@ -125,9 +119,26 @@ class RolloutRunner:
                 stage_times_s=progress.clock.stop(),
                 failure=failure,
                 attempts=attempt,
+                waits_s=progress.waits_s,
                 quarantined=quarantined,
                 grading_faults=dict(progress.grading_faults),
             )
+
+    async def _attempts(self, request: RolloutRequest, progress: _Progress) -> tuple[int, Failure | None]:
+        """How many were made, and how the last one failed."""
+        attempt = 0
+        while True:
+            attempt += 1
+            failure = await self._attempt(request, progress)
+            if failure is None:
+                return attempt, None
+            logger.warning(
+                "rollout %s, attempt %d of %d failed: %s: %s",
+                request.trajectory_id, attempt, self._limits.attempts, failure.kind, failure.message,
+            )  # fmt: skip
+            moves = request.may_move and failure.elsewhere
+            if moves or attempt >= self._limits.attempts or not worth_retrying(failure):
+                return attempt, failure
 
     def _rewarded(self, progress: _Progress, task: TaskInstance) -> tuple[RewardResult | None, bool]:
         """The verdict with the number that is trained on, and whether it is quarantined."""
@@ -139,38 +150,48 @@ class RolloutRunner:
         return replace(progress.verdict, reward=number or 0.0), number is None
 
     async def _attempt(self, request: RolloutRequest, progress: _Progress) -> Failure | None:
+        bound = asyncio.timeout(self._limits.attempt_timeout_s)
         try:
-            async with asyncio.timeout(self._limits.attempt_timeout_s):
+            async with bound:
                 if progress.trajectory is None:
-                    progress.trajectory = await self._work(request, progress.clock)
+                    progress.trajectory = await self._work(request, progress)
                 progress.verdict = await self._verdict(request.task, progress.trajectory.patch, progress)
-        except INFRASTRUCTURE as error:
-            failure = classify(error, stage=progress.clock.stage)
-            if failure is None:
-                raise
+        except Exception as error:
+            # One bad rollout never stops a step: what is no known fault becomes `internal`, see failures.
+            stage = progress.clock.stage
+            if isinstance(error, TimeoutError) and bound.expired():
+                error = DeadlineError(f"{self._limits.attempt_timeout_s:g} s were over in stage {stage}")
+            failure = classify(error, stage=stage)
+            if failure.kind == "internal":
+                logger.exception("rollout %s hit a programming error", request.trajectory_id)
             return failure
         return None
 
-    async def _work(self, request: RolloutRequest, clock: StageClock) -> Trajectory:
+    async def _work(self, request: RolloutRequest, progress: _Progress) -> Trajectory:
+        clock, timer = progress.clock, AgentClock(self._agent, progress.clock.now)
         clock.switch("env_prep")
         env = await asyncio.to_thread(self._cache.ensure, request.task.env)
         async with self._sandbox(env, clock, "sandbox_start") as sandbox:
-            return await run_agent(
-                sandbox,
-                self._policy,
-                self._codec,
-                request.task,
-                self._agent,
-                sampling=Sampling(request.temperature, request.top_p, request.seed),
-                clock=clock,
-            )
+            try:
+                return await run_agent(
+                    sandbox,
+                    self._policy,
+                    self._codec,
+                    request.task,
+                    self._agent,
+                    sampling=Sampling(request.temperature, request.top_p, request.seed),
+                    clock=clock,
+                    timer=timer,
+                )
+            finally:
+                progress.waits_s["model"] += timer.waited_s
 
     async def _verdict(self, task: TaskInstance, patch: str, progress: _Progress) -> RewardResult:
         progress.clock.switch("grade")
         env = await asyncio.to_thread(self._cache.ensure, task.env)
         case = Case(
             self._tests(task.tests),
-            partial(self._grading_sandbox, env, progress.clock),
+            partial(self._grading_sandbox, env, progress),
             environment=env.digest,
             limits=repr(self._limits.sandbox),
         )
@@ -184,9 +205,12 @@ class RolloutRunner:
         return tests
 
     @asynccontextmanager
-    async def _grading_sandbox(self, env: CachedEnv, clock: StageClock) -> AsyncIterator[Sandbox]:
-        async with self._grading_slots, self._sandbox(env, clock, "grade") as sandbox:
-            yield sandbox
+    async def _grading_sandbox(self, env: CachedEnv, progress: _Progress) -> AsyncIterator[Sandbox]:
+        queued_s = progress.clock.now()
+        async with self._grading_slots:
+            progress.waits_s["grading_slot"] += progress.clock.now() - queued_s
+            async with self._sandbox(env, progress.clock, "grade") as sandbox:
+                yield sandbox
 
     @asynccontextmanager
     async def _sandbox(self, env: CachedEnv, clock: StageClock, opening: Stage) -> AsyncIterator[Sandbox]:

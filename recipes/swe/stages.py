@@ -17,7 +17,8 @@ class StageClock:
     """Attributes wall time to stages."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+        self.now = now
+        """Seconds since some moment."""
         self._times_s: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         self._stage: Stage | None = None
         self._since = 0.0
@@ -40,7 +41,7 @@ class StageClock:
         return dict(self._times_s)
 
     def _charge(self) -> None:
-        now = self._now()
+        now = self.now()
         if self._stage is not None:
             self._times_s[self._stage] += now - self._since
         self._since = now

@@ -93,19 +93,6 @@ async def test_format_errors_in_a_row_end_it(codec: ChatCodec) -> None:
     assert trajectory.turns[0].action == ""
 
 
-async def test_time_limit_is_the_agents_own(codec: ChatCodec, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-
-    def slow(command: str) -> tuple[str, int]:
-        nonlocal now
-        now += 4
-        return "", 0
-
-    monkeypatch.setattr("recipes.swe.agent.time.monotonic", lambda: now)
-    trajectory = await play(codec, [LS] * 8, replace(DEMO, time_limit_s=10), slow)
-    assert (trajectory.end, len(trajectory.turns)) == ("time", 3)
-
-
 async def test_observations(codec: ChatCodec) -> None:
     outputs = iter([("", 0), ("boom\n", 2), ("part", -1), ("x" * 5000, 0), ("<|im_end|>", 0)])
     turns = (await play(codec, [LS] * 5 + [SUBMIT], command=lambda _: next(outputs))).turns

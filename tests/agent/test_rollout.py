@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from recipes.swe.agent_config import AgentConfig
 from recipes.swe.chat import ChatCodec
-from recipes.swe.failures import ProviderError, classify
+from recipes.swe.failures import DeadlineError, ProviderError, classify, worth_retrying
 from recipes.swe.policy import ScriptedPolicy
 from recipes.swe.rollout import RolloutLimits, RolloutRunner, render
 from recipes.swe.stages import StageClock
-from recipes.swe.types import STAGES, Completion, RolloutRequest
+from recipes.swe.types import STAGES, WAITS, Completion, RolloutRequest
 from rewards.cache import GradeCache
 from rewards.errors import GraderError
 from rewards.grader import Case, Grader
@@ -69,6 +70,7 @@ class Parts:
     grades: list[RewardResult | Exception] = field(default_factory=list)
     verdicts: GradeCache | None = None
     shape: ShapeConfig = field(default_factory=ShapeConfig)
+    agent: AgentConfig = DEMO
 
     def __post_init__(self) -> None:
         self.policy = Looping(self.codec, self.texts, self.delay_s)
@@ -96,7 +98,7 @@ class Parts:
             self.cache,
             self.policy,
             self.codec,
-            DEMO,
+            self.agent,
             grader=Grader(once=self.grade, cache=self.verdicts),
             shape=self.shape,
             limits=self.limits,
@@ -206,17 +208,89 @@ async def test_an_attempt_that_hangs(codec: ChatCodec) -> None:
     parts = Parts(codec, delay_s=60, limits=RolloutLimits(attempt_timeout_s=0.05))
     rollout = await parts.runner().run(RolloutRequest("t", task()))
     assert rollout.failure is not None
-    assert rollout.failure.kind == "provider"
+    assert (rollout.failure.kind, rollout.attempts) == ("deadline", 2)
     assert "stage llm" in rollout.failure.message
 
 
-async def test_programming_errors_propagate(codec: ChatCodec) -> None:
+async def test_a_programming_error_costs_one_rollout(
+    codec: ChatCodec, caplog: pytest.LogCaptureFixture
+) -> None:
     parts = Parts(codec)
     parts.policy.errors = [TypeError("bug")]
-    with pytest.raises(TypeError, match="bug"):
-        await parts.runner().run(RolloutRequest("t", task()))
+    rollout = await parts.runner().run(RolloutRequest("t", task()))
+    assert rollout.failure is not None
+    assert (rollout.failure.kind, rollout.attempts) == ("internal", 1), "it would only come again"
+    assert "in stage llm: TypeError: bug" in rollout.failure.message
+    assert "Traceback" in caplog.text
     assert all(sandbox.closed for sandbox in parts.backend.opened)
-    assert classify(TypeError("bug"), stage="env") is None
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "elsewhere"),
+    [
+        (CacheError("torn layer"), "cache", True),
+        (SandboxStartError("no namespaces"), "sandbox", True),
+        (SandboxLostError("its init died"), "sandbox", False),
+        (ProviderError("gone"), "provider", False),
+        (DeadlineError("slow"), "deadline", False),
+        (GraderError("lost", "lost"), "grader", True),
+        (GraderError("wrong tests", "task"), "grader", False),
+        (OSError(28, "No space left on device"), "node", True),
+        (TimeoutError(), "node", True),
+        (KeyError("x"), "internal", False),
+        (AssertionError(), "internal", False),
+    ],
+)
+def test_each_error_has_one_class(error: Exception, kind: str, elsewhere: bool) -> None:
+    failure = classify(error, stage="env")
+    assert (failure.kind, failure.elsewhere) == (kind, elsewhere)
+    assert worth_retrying(failure) == (kind not in ("grader", "internal"))
+
+
+async def test_a_fault_of_the_node_is_left_to_another_worker(
+    codec: ChatCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = Parts(codec)
+
+    async def full(spec: SandboxSpec) -> FakeSandbox:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(parts.backend, "open", full)
+    moved = await parts.runner().run(RolloutRequest("t", task(), may_move=True))
+    assert moved.failure is not None
+    assert (moved.failure.elsewhere, moved.attempts) == (True, 1)
+    stays = await parts.runner().run(RolloutRequest("t", task()))
+    assert stays.attempts == 2
+
+    parts = Parts(codec)
+    parts.policy.errors = [ProviderError("gone")]
+    other = await parts.runner().run(RolloutRequest("t", task(), may_move=True))
+    assert (other.failure, other.attempts) == (None, 2), "not the node's: tried again where it is"
+
+
+async def test_work_that_is_done_is_only_graded_after_a_move(codec: ChatCodec) -> None:
+    here = Parts(codec, grades=[GraderError("x", "sandbox"), GraderError("x", "sandbox")])
+    failed = await here.runner().run(RolloutRequest("t", task(), may_move=True))
+    assert failed.failure is not None
+    assert failed.failure.elsewhere
+    there = Parts(codec)
+    moved = await there.runner().run(RolloutRequest("t", task(), done=failed.trajectory))
+    assert (moved.failure, moved.reward, moved.trajectory) == (None, SOLVED, failed.trajectory)
+    assert there.policy.calls == 0
+
+
+async def test_waiting_is_measured_apart(codec: ChatCodec) -> None:
+    parts = Parts(codec, delay_s=0.03, limits=RolloutLimits(max_concurrent=2, max_grading=1))
+    parts.agent = replace(DEMO, model_call_s=0.0, model_token_s=0.0)
+    runner = parts.runner()
+    rollouts = await asyncio.gather(*(runner.run(RolloutRequest(str(n), task())) for n in range(4)))
+    assert all(tuple(rollout.waits_s) == WAITS for rollout in rollouts)
+    assert sum(rollout.waits_s["slot"] > 0.1 for rollout in rollouts) == 2
+    assert min(rollout.waits_s["model"] for rollout in rollouts) >= 0.09
+    assert max(rollout.waits_s["grading_slot"] for rollout in rollouts) >= 0.025
+    for rollout in rollouts:
+        within = rollout.waits_s["model"] + rollout.waits_s["grading_slot"]
+        assert within <= sum(rollout.stage_times_s.values())
 
 
 async def test_limits_hold(codec: ChatCodec) -> None:
