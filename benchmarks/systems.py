@@ -19,9 +19,9 @@ from benchmarks.children import EXPECTED, Command, ForkServer, WrongResultError
 from benchmarks.fixture import Fixture
 from benchmarks.place import Place
 from sandbox import namespaces, seccomp, syscalls
-from sandbox.instance import MiniSandbox
 from sandbox.mini import MiniBackend
-from sandbox.types import Limits, SandboxSpec
+from sandbox.spares import Spares
+from sandbox.types import Backend, Limits, Sandbox, SandboxSpec
 
 COMMAND = ("bash", "-c", "echo ok")
 LIMITS = Limits()
@@ -124,7 +124,7 @@ class Floor(Fork):
 
 
 class _MiniStart:
-    def __init__(self, sandbox: MiniSandbox) -> None:
+    def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
 
     async def finish(self) -> None:
@@ -151,8 +151,12 @@ class Mini(Base):
         state = self.context.place.work / f"state-{self.name}"
         state.mkdir(mode=0o711, exist_ok=True)
         self.spec = SandboxSpec(layers=(self.context.fixture.layer,), workdir="/testbed", limits=LIMITS)
-        self.backend = await mini_backend(self.pool_size, state).__aenter__()
+        self.backend = await self.make_backend(state).__aenter__()
         return self
+
+    def make_backend(self, state: Path) -> Backend:
+        """Not entered yet."""
+        return mini_backend(self.pool_size, state)
 
     async def __aexit__(self, *_exc: object) -> None:
         await self.backend.__aexit__(None, None, None)
@@ -180,10 +184,17 @@ class MiniPool(Mini):
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
-        # The pool is made for the layers it has seen.
         await (await self.start()).finish()
         await asyncio.sleep(1.0)
         return self
+
+
+class MiniAgain(MiniPool):
+    name = "mini-again"
+    what = "the same environment asked for again and again, the next sandbox opened ahead (sandbox.spares)"
+
+    def make_backend(self, state: Path) -> Backend:
+        return Spares(mini_backend(self.pool_size, state), size=2)
 
 
 class Bwrap(Base):
