@@ -32,7 +32,7 @@ class EnvRecord:
     layers: tuple[str, ...]
     """Names below `layers/`, topmost first."""
     python_prefix: str
-    """Host directory of the interpreter, bound read-only at /opt/python."""
+    """Host directory of the interpreter, bound read-only at /opt/python; empty when a layer holds it."""
     python_version: str
     """Full version, for messages."""
     digest: str
@@ -51,8 +51,9 @@ def env_path(root: Path, key: str) -> Path:
     return root / "envs" / f"{key}.json"
 
 
-def python_env(prefix: Path) -> dict[str, str]:
-    """Variables that programs inside need to use the venv and the interpreter bound at /opt/python."""
+def python_env(prefix: Path | None = None) -> dict[str, str]:
+    """Variables that programs inside need to use the venv. `prefix`: the interpreter is bound from there; one
+    in a layer finds its library itself."""
     env = {
         "PATH": f"{VENV_TARGET}/bin:/usr/local/bin:/usr/bin:/bin",
         "VIRTUAL_ENV": VENV_TARGET,
@@ -61,7 +62,7 @@ def python_env(prefix: Path) -> dict[str, str]:
         "LANG": "C.UTF-8",
     }
     # A shared libpython is found by an absolute path outside, which does not exist inside.
-    if prefix != Path("/usr") and any(prefix.glob("lib/libpython*.so*")):
+    if prefix is not None and prefix != Path("/usr") and any(prefix.glob("lib/libpython*.so*")):
         env["LD_LIBRARY_PATH"] = f"{PYTHON_TARGET}/lib"
     return env
 
@@ -103,14 +104,14 @@ def open_record(root: Path, key: str, record: EnvRecord) -> CachedEnv:
     for layer in layers:
         if not (layer / "layer.json").is_file() or not (layer / "root").is_dir():
             raise CacheError(f"environment {key}: layer {layer} is incomplete; {PREPARE_HINT}")
-    prefix = Path(record.python_prefix)
-    if not (prefix / "bin").is_dir():
+    prefix = Path(record.python_prefix) if record.python_prefix else None
+    if prefix is not None and not (prefix / "bin").is_dir():
         raise CacheError(
             f"environment {key}: Python {record.python_version} is no longer at {prefix}; {PREPARE_HINT}"
         )
     return CachedEnv(
         layers=tuple(layer / "root" for layer in layers),
-        binds=(BindMount(source=prefix, target=PYTHON_TARGET),),
+        binds=(BindMount(source=prefix, target=PYTHON_TARGET),) if prefix is not None else (),
         env=python_env(prefix),
         workdir=WORKDIR,
         digest=record.digest,

@@ -1,0 +1,64 @@
+"""What all steps of a build share: limits, how a build's script is run and judged, and digests of its inputs.
+
+Builds run code of others, always in a sandbox. What went wrong there is a `BuildError`, which says at which
+step and keeps the output; what went wrong on our side stays the SandboxError that it is.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox.types import GIB, MIB, ExecResult, Limits, Sandbox
+
+BUILD_VERSION = "2"
+"""Raise it when a change here must rebuild layers."""
+BUILD_TIMEOUT_S = 1800.0
+BUILD_LIMITS = Limits(memory_bytes=4 * GIB, pids=2048, disk_bytes=8 * GIB, output_bytes=MIB)
+MAX_REASON_CHARACTERS = 600
+
+
+class BuildError(Exception):
+    """An environment or task could not be built; the message says at which step and why."""
+
+    def __init__(self, message: str, *, timed_out: bool = False, lasting: bool = True, log: str = "") -> None:
+        """`lasting`: False when a later try could end otherwise although nothing was changed."""
+        super().__init__(message)
+        self.timed_out = timed_out
+        self.lasting = lasting
+        self.log = log
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSettings:
+    """How environments are built."""
+
+    cache_dir: Path
+    """The cache (config paths.cache_dir)."""
+    index_url: str
+    """Package index."""
+    timeout_s: float = BUILD_TIMEOUT_S
+    """Limit of one step of a build, seconds."""
+    limits: Limits = BUILD_LIMITS
+    """Of a build's sandbox."""
+    git_hosts: tuple[str, ...] = ()
+    """Hosts (`host` or `host:port`) that commits may be fetched from; the build itself never reaches them."""
+
+
+def facts_digest(facts: Mapping[str, str]) -> str:
+    """Digest of what a layer is made from."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+async def run_build(
+    sandbox: Sandbox, script: str, what: str, *, timeout_s: float, cwd: str = "/"
+) -> ExecResult:
+    """Runs a step. Raises BuildError unless it ends with status 0."""
+    result = await sandbox.exec(["bash", "-c", script], timeout_s=timeout_s, cwd=cwd)
+    if result.timed_out:
+        raise BuildError(f"{what}: not done after {timeout_s:.0f} s", timed_out=True, log=result.text)
+    if result.exit_status != 0:
+        tail = result.text.strip()[-MAX_REASON_CHARACTERS:]
+        raise BuildError(f"{what} failed (status {result.exit_status}): {tail}", log=result.text)
+    return result
