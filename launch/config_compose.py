@@ -15,6 +15,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from launch.config_resolvers import register_resolvers
+
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG_DIR = ROOT / "configs"
 _DOTTED = re.compile(r"^([A-Za-z_]\w*(?:\.\w+)+=)")
@@ -38,6 +40,7 @@ def compose_config(
 
     With faults it is composed from the other overrides, so that these can be checked too. Raises
     ConfigError when not even the bare configuration composes."""
+    register_resolvers()
     lenient = [_DOTTED.sub(r"++\1", override) for override in overrides]
     with initialize_config_dir(version_base="1.3", config_dir=str(config_dir)):
         try:

@@ -30,6 +30,28 @@ class PathsSection:
 
 
 @dataclass(frozen=True, slots=True)
+class ShapeSection:
+    """Size of a decoder of Qwen2's kind, as its config.json says it; for memory arithmetic only."""
+
+    layers: Count
+    """Decoder layers."""
+    hidden: Count
+    """Width of the residual stream."""
+    intermediate: Count
+    """Width of the gated MLP."""
+    heads: Count
+    """Query heads of a layer."""
+    kv_heads: Count
+    """Key/value heads of a layer."""
+    head_dim: Count
+    """Width of a head."""
+    vocab: Count
+    """Rows of the embedding."""
+    tied: bool
+    """Whether the output layer is the embedding."""
+
+
+@dataclass(frozen=True, slots=True)
 class PolicySection:
     """The model that is trained."""
 
@@ -45,14 +67,16 @@ class PolicySection:
     """Most tokens sampled in one turn."""
     context_tokens: Annotated[int, Between(64)]
     """Longest sequence that vLLM must hold, tokens."""
+    shape: ShapeSection | None = None
+    """Size of the model, for `doctor --recipe` when its config.json is not here."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxSection:
     """The sandboxes of rollouts and of grading."""
 
-    kind: Literal["mini"]
-    """Backend."""
+    kind: Literal["mini", "docker", "podman"]
+    """Backend: MiniSandbox, or containers to compare with."""
     max_concurrent: Annotated[int, Between(1, 4096)]
     """Open at once on a node."""
     memory_mib: Annotated[int, Between(32)]
@@ -65,6 +89,10 @@ class SandboxSection:
     """Open files of one process."""
     output_kib: Annotated[int, Between(1, 65_536)]
     """Kept of one command's output, KiB."""
+    io_units: Annotated[int, Between(1, 100_000)]
+    """Units of the I/O gate of a node: so much may be fetched or extracted at once."""
+    io_unit_mb: Annotated[int, Between(1, 100_000)]
+    """Size of one unit, MB (10^6 bytes); a request takes ceil(size / unit), at most all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +130,9 @@ class DataSection:
     name: str
     """Short name."""
     path: str
-    """JSONL file in SWE-smith's schema, or a hub id."""
+    """JSONL file of validated tasks, as `python launch/prepare.py` writes it."""
+    source: str | None = None
+    """Data set of the hub that the tasks come from; null for tasks made here."""
     shuffle_seed: int | None = None
     """Seed of the shuffle before `first` are taken; null for the file's own order."""
     first: Count | None = None
@@ -135,16 +165,35 @@ class TrainerSection:
     """How many checkpoints stay on disk; -1 for all."""
     max_failed_share: Annotated[float, Between(0, 1)]
     """A step with a larger share of failed rollouts (ours, not the model's) stops the run."""
+    gpus_per_node: Annotated[int, Between(0, 64)]
+    """GPUs of a node that it wants, vLLM's included; 0 for a trainer without GPUs."""
+    train_gpus_per_node: Annotated[int, Between(0, 64)]
+    """GPUs of a node that policy and reference use."""
+    rollout_gpus_per_node: Annotated[int, Between(0, 64)]
+    """GPUs of a node that vLLM uses; the same ones when they take turns."""
+    engines: Count
+    """vLLM engines, all nodes together."""
+    tensor_parallel: Count
+    """GPUs of one engine."""
+    sequence_parallel: Count
+    """GPUs that share one sequence in training (Ulysses)."""
+    max_staleness_steps: Annotated[int, Between(0)] = 0
+    """Fully asynchronous: how many steps old the policy may be that sampled what is trained on."""
+    generation_groups: Annotated[int, Between(0)] = 0
+    """Fully asynchronous: groups sampled at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSection:
     """Machines."""
 
-    kind: Literal["local"]
-    """Ray is started by the run on this machine."""
+    kind: Literal["local", "ray"]
+    """local: Ray is started by the run on this machine; ray: it joins a cluster that is up."""
+    address: str | None
+    """With ray: host:port, or auto (RAY_ADDRESS, else this machine's cluster). A run without GPUs starts its
+    own raylets here when auto finds no RAY_ADDRESS."""
     num_nodes: Count
-    """Nodes."""
+    """Nodes; on one machine without GPUs: raylets."""
     gpus_per_node: Annotated[int, Between(0, 64)]
     """GPUs of a node; 0 for none."""
 

@@ -16,7 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.config_check import MISSING, check
 from launch.config_compose import CONFIG_DIR, ROOT, ConfigError, compose_config, to_plain
+from launch.config_rules import broken_rules
 from launch.config_schema import TrainConfig
+
+RULED = ("policy", "trainer", "sandbox", "cluster", "agent", "skyrl")
+"""Sections whose values launch/config_rules.py compares; it needs their types to be right."""
 
 
 def load_config(
@@ -42,8 +46,8 @@ def check_all(plain: Mapping[str, Any], already_reported: Sequence[str] = ()) ->
     unresolved = {line.split(":", 1)[0] for line in already_reported}
     errors = [line for line in check(plain, TrainConfig) if line.split(":", 1)[0] not in unresolved]
     faulty = {line.split(":", 1)[0] for line in errors} | unresolved
-    if not any(path.startswith(("policy", "trainer", "sandbox", "cluster", "agent")) for path in faulty):
-        errors.extend(_check_rules(plain))
+    if not any(path.startswith(RULED) for path in faulty):
+        errors.extend(broken_rules(plain))
     if not any(path.startswith("reward") for path in faulty):
         errors.extend(_check_reward(plain["reward"]))
     errors.extend(_check_agent(plain.get("agent")))
@@ -80,27 +84,6 @@ def _make_absolute(config: DictConfig, key: str, *, force: bool) -> None:
 def is_local(path: str) -> bool:
     """Whether a model or data path names a file here rather than something on a hub."""
     return path.startswith(("/", ".", "~")) or (ROOT / path).exists()
-
-
-def _check_rules(plain: Mapping[str, Any]) -> list[str]:
-    """Rules between keys, for values whose types are right."""
-    policy, trainer, sandbox = plain["policy"], plain["trainer"], plain["sandbox"]
-    errors: list[str] = []
-    if policy["prompt_tokens"] > policy["context_tokens"]:
-        errors.append("policy.prompt_tokens: is larger than policy.context_tokens")
-    if policy["turn_tokens"] >= policy["context_tokens"]:
-        errors.append("policy.turn_tokens: leaves no room for a prompt in policy.context_tokens")
-    for key, limit in (("max_context_tokens", "context_tokens"), ("max_response_tokens", "turn_tokens")):
-        wanted = plain["agent"].get(key)
-        if isinstance(wanted, int) and wanted > policy[limit]:
-            errors.append(f"agent.{key}: {wanted} is more than policy.{limit}, {policy[limit]}")
-    if sandbox["disk_mib"] >= sandbox["memory_mib"]:
-        errors.append(
-            "sandbox.disk_mib: must be below sandbox.memory_mib, since files of the sandbox count as memory"
-        )
-    if trainer["name"].endswith("fsdp") and plain["cluster"]["gpus_per_node"] == 0:
-        errors.append("cluster.gpus_per_node: is 0, but this trainer needs GPUs; try trainer=grpo_cpu")
-    return errors
 
 
 def _check_reward(reward: Mapping[str, Any]) -> list[str]:

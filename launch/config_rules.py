@@ -1,0 +1,131 @@
+"""Rules between keys of a configuration whose types are right: one line for each that is broken.
+
+They say in our keys, and with what to set, what SkyRL or vLLM would say in theirs after minutes of start-up.
+Files, GPUs and packages of this machine are not looked at here (launch/machine.py).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+Section = Mapping[str, Any]
+
+
+def broken_rules(plain: Section) -> list[str]:
+    """Every rule between sections that the configuration breaks."""
+    return [
+        *_lengths(plain["policy"], plain["agent"]),
+        *_sandbox(plain["sandbox"]),
+        *_cluster(plain["cluster"], plain["trainer"]),
+        *_gpu_division(plain),
+        *_asynchronous(plain),
+    ]
+
+
+def _lengths(policy: Section, agent: Section) -> list[str]:
+    errors: list[str] = []
+    if policy["prompt_tokens"] > policy["context_tokens"]:
+        errors.append("policy.prompt_tokens: is larger than policy.context_tokens")
+    if policy["turn_tokens"] >= policy["context_tokens"]:
+        errors.append("policy.turn_tokens: leaves no room for a prompt in policy.context_tokens")
+    for key, limit in (("max_context_tokens", "context_tokens"), ("max_response_tokens", "turn_tokens")):
+        wanted = agent.get(key)
+        if isinstance(wanted, int) and wanted > policy[limit]:
+            errors.append(f"agent.{key}: {wanted} is more than policy.{limit}, {policy[limit]}")
+    return errors
+
+
+def _sandbox(sandbox: Section) -> list[str]:
+    if sandbox["disk_mib"] < sandbox["memory_mib"]:
+        return []
+    return ["sandbox.disk_mib: must be below sandbox.memory_mib, since files of the sandbox count as memory"]
+
+
+def _cluster(cluster: Section, trainer: Section) -> list[str]:
+    errors: list[str] = []
+    gpus = cluster["gpus_per_node"]
+    if trainer["gpus_per_node"] and not gpus:
+        errors.append("cluster.gpus_per_node: is 0, but this trainer needs GPUs; try trainer=grpo_cpu")
+    if gpus and not trainer["gpus_per_node"]:
+        name = trainer["name"]
+        errors.append(f"cluster.gpus_per_node: is {gpus}, but {name} uses none; try cluster=local_cpu")
+    if cluster["kind"] == "local" and cluster["num_nodes"] > 1 and gpus:
+        errors.append("cluster.kind: local is one machine; for more with GPUs use cluster=ray or two_node")
+    if cluster["kind"] == "ray" and not cluster["address"]:
+        errors.append("cluster.address: is needed to join a Ray cluster: auto, or host:port")
+    return errors
+
+
+def _gpu_division(plain: Section) -> list[str]:
+    """How GPUs are divided between training and engines, and heads between GPUs."""
+    cluster, trainer = plain["cluster"], plain["trainer"]
+    nodes, gpus = cluster["num_nodes"], cluster["gpus_per_node"]
+    train, rollout = trainer["train_gpus_per_node"], trainer["rollout_gpus_per_node"]
+    engines, tensor, sequence = (trainer[key] for key in ("engines", "tensor_parallel", "sequence_parallel"))
+    errors: list[str] = []
+    if not gpus or not trainer["gpus_per_node"]:
+        return errors  # told already, or a trainer without GPUs
+    if shares_gpus(plain):
+        if engines * tensor != nodes * gpus:
+            errors.append(
+                f"trainer.engines: {engines} x trainer.tensor_parallel {tensor} = {engines * tensor} GPUs, but "
+                f"vLLM shares all {nodes * gpus} with training: they must be equal"
+            )
+    elif train + rollout > gpus:
+        errors.append(
+            f"trainer.train_gpus_per_node: {train} and trainer.rollout_gpus_per_node {rollout} are more than "
+            f"cluster.gpus_per_node, {gpus}"
+        )
+    elif engines * tensor > nodes * rollout:
+        errors.append(
+            f"trainer.engines: {engines} x trainer.tensor_parallel {tensor} = {engines * tensor} GPUs, but "
+            f"trainer.rollout_gpus_per_node gives vLLM {nodes * rollout}"
+        )
+    if (nodes * train) % sequence:
+        training = nodes * train
+        errors.append(f"trainer.sequence_parallel: {sequence} does not divide the {training} GPUs that train")
+    return errors + _heads(plain["policy"], tensor, sequence)
+
+
+def _heads(policy: Section, tensor: int, sequence: int) -> list[str]:
+    """vLLM and Ulysses give each GPU whole heads; fewer key/value heads than GPUs are copied."""
+    shape = policy.get("shape")
+    if not isinstance(shape, Mapping):
+        return []
+    errors: list[str] = []
+    for key, size in (("tensor_parallel", tensor), ("sequence_parallel", sequence)):
+        heads, kv_heads = shape["heads"], shape["kv_heads"]
+        if heads % size or (kv_heads % size and size % kv_heads):
+            errors.append(
+                f"trainer.{key}: {size} does not divide the {heads} heads ({kv_heads} key/value) of "
+                f"{policy['name']}"
+            )
+    return errors
+
+
+def _asynchronous(plain: Section) -> list[str]:
+    if not is_asynchronous(plain):
+        return []
+    trainer = plain["trainer"]
+    groups, prompts = trainer["generation_groups"], trainer["prompts_per_step"]
+    most = prompts * (trainer["max_staleness_steps"] + 1)
+    if prompts <= groups <= most:
+        return []
+    return [
+        f"trainer.generation_groups: {groups} must lie between trainer.prompts_per_step, {prompts}, and that "
+        f"times (trainer.max_staleness_steps + 1), {most}"
+    ]
+
+
+def shares_gpus(plain: Section) -> bool:
+    """Whether training and vLLM take turns on the same GPUs."""
+    return bool(_skyrl_trainer(plain).get("placement", {}).get("colocate_all", True))
+
+
+def is_asynchronous(plain: Section) -> bool:
+    """Whether the fully asynchronous trainer is chosen."""
+    return bool(_skyrl_trainer(plain).get("fully_async", {}).get("enabled", False))
+
+
+def _skyrl_trainer(plain: Section) -> Section:
+    section = plain["skyrl"].get("trainer", {}) if isinstance(plain["skyrl"], Mapping) else {}
+    return section if isinstance(section, Mapping) else {}
