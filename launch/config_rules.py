@@ -67,8 +67,8 @@ def _gpu_division(plain: Section) -> list[str]:
     if shares_gpus(plain):
         if engines * tensor != nodes * gpus:
             errors.append(
-                f"trainer.engines: {engines} x trainer.tensor_parallel {tensor} = {engines * tensor} GPUs, but "
-                f"vLLM shares all {nodes * gpus} with training: they must be equal"
+                f"trainer.engines: {engines} x trainer.tensor_parallel {tensor} = {engines * tensor} GPUs, "
+                f"but vLLM shares all {nodes * gpus} with training: they must be equal"
             )
     elif train + rollout > gpus:
         errors.append(

@@ -22,7 +22,7 @@ from recipes.swe.console import log_to_file
 from recipes.swe.dataset import TaskDataset
 from recipes.swe.fanout import RUNNER_FACTORY, Fanout
 from recipes.swe.generator import SweGenerator
-from recipes.swe.tasks import load_tasks
+from recipes.swe.task_selection import training_tasks
 from recipes.swe.tracking import DropRepeatedSteps, RunTracking
 
 
@@ -36,7 +36,7 @@ class SweExp(BasePPOExp):
         self.settings = settings
         self.run_dir = Path(settings["paths"]["run_dir"])
         timeout_s = settings["reward"]["timeout_s"]
-        self.tasks = load_tasks(Path(settings["data"]["path"]), timeout_s=timeout_s)
+        self.tasks = training_tasks(settings["data"], timeout_s=timeout_s)
         self.fanout: Fanout | None = None
         super().__init__(cfg)
 
