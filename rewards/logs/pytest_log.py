@@ -93,8 +93,15 @@ def _id_of(rest: str, word: str, found: Collector) -> str:
 
 def _add(found: Collector, test_id: str, status: str) -> None:
     test_id = test_id.rstrip()
+    found.add(test_id, status, *other_names(test_id))
+
+
+def other_names(test_id: str) -> tuple[str, ...]:
+    """Names of this test in data sets that were made with swebench's parsers: cut at a space, paths and enums
+    in parameters shortened. Empty when they are all the id itself."""
     short = test_id.split()[0]
-    found.add(test_id, status, short, _without_folders(short), _without_folders(test_id), _buttons(test_id))
+    names = {short, _without_folders(short), _without_folders(test_id), _buttons(test_id)}
+    return tuple(sorted(names - {test_id}))
 
 
 def _without_folders(test_id: str) -> str:

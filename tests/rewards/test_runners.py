@@ -188,3 +188,12 @@ async def test_results_from_a_log_alone(local: LocalSandbox) -> None:
     assert (run.channel, run.statuses[test_id]) == ("log", "passed")
     assert run.statuses["tests/test_area.py::test_area[fancy mode-two by three]"] == "failed"
     assert run.status("tests/test_area.py::test_area[fancy") == "failed"
+
+
+async def test_ids_that_a_data_set_has_cut_at_a_space_mean_all_their_tests(local: LocalSandbox) -> None:
+    cut = "tests/test_area.py::test_area[fancy"  # of a test that passes and one that fails with the bug
+    whole = "tests/test_label.py::test_label[plain-a"
+    run = await run_spec(TestSpec((sys.executable, "-m", "pytest"), (cut, whole), (), 60), local)
+    assert run.problems == ()
+    assert (run.status(cut), run.status(whole), run.channel) == ("failed", "passed", "signed")
+    assert run.status("tests/test_area.py::test_are") == "missing"
