@@ -2,8 +2,8 @@
 
 A task's place depends on the seed and its own id alone (a hash of both), not on the file's order nor on which
 others are there. So "shuffle all rows, take the first n that validate" and "shuffle those that validated and
-take n" are the same n, and preparing more tasks changes nothing before them. It judges no task: whether one is fit to
-train on was found when it was prepared.
+take n" are the same n, and preparing more tasks changes nothing before them. It judges no task: whether one
+is fit to train on was found when it was prepared.
 """
 
 import hashlib
