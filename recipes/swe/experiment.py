@@ -17,13 +17,15 @@ from skyrl.train.entrypoints.main_base import BasePPOExp
 from skyrl.train.utils import validate_cfg
 from tqdm import tqdm
 
+from recipes.report.recorder import RolloutRecorder
 from recipes.swe.advantages import SweTrainer
 from recipes.swe.console import log_to_file
 from recipes.swe.dataset import TaskDataset
-from recipes.swe.fanout import RUNNER_FACTORY, Fanout
+from recipes.swe.fanout import Fanout
 from recipes.swe.generator import SweGenerator
 from recipes.swe.task_selection import training_tasks
 from recipes.swe.tracking import DropRepeatedSteps, RunTracking
+from recipes.swe.worker import RUNNER_FACTORY
 
 
 class SweExp(BasePPOExp):
@@ -38,6 +40,7 @@ class SweExp(BasePPOExp):
         timeout_s = settings["reward"]["timeout_s"]
         self.tasks = training_tasks(settings["data"], timeout_s=timeout_s)
         self.fanout: Fanout | None = None
+        self.recorder = RolloutRecorder(self.run_dir)
         super().__init__(cfg)
 
     def get_train_dataset(self) -> Any:
@@ -62,9 +65,9 @@ class SweExp(BasePPOExp):
         return SweGenerator(
             self.fanout,
             {task.instance_id: task for task in self.tasks},
-            run_dir=self.run_dir,
             seed=int(self.settings["seed"]),
             pad_token_id=tokenizer.pad_token_id,
+            observers=[self.recorder],
         )
 
     def start_fanout(self, server_url: str) -> Fanout:
@@ -76,7 +79,12 @@ class SweExp(BasePPOExp):
             "served_model_name": served,
         }
         factory = self.settings.get("runner_factory", RUNNER_FACTORY)
-        return Fanout(factory, config, workers=int(self.settings["cluster"]["num_nodes"]))
+        return Fanout(
+            factory,
+            config,
+            nodes=int(self.settings["cluster"]["num_nodes"]),
+            slots=int(self.settings["sandbox"]["max_concurrent"]),
+        )
 
     def get_trainer(self, **kwargs: Any) -> SweTrainer:
         """SkyRL's trainer with our exclusions and checks."""
@@ -106,6 +114,7 @@ class SweExp(BasePPOExp):
         """W&B (or nothing) and the run's own file."""
         return RunTracking(
             run_dir=self.run_dir,
+            recorder=self.recorder,
             total_steps=self.cfg.trainer.max_training_steps or 0,
             project_name=self.cfg.trainer.project_name,
             experiment_name=self.cfg.trainer.run_name,

@@ -1,14 +1,13 @@
 """SkyRL's generator over our rollouts: a batch of rows in, the same rows with trajectories out.
 
-Each row becomes one request; the rollouts of a step are written to the run's folder before they are
-trained on. Seeds depend on run seed, step, task and repetition only, so a repeated step asks for the
-same samples. Making rows of rollouts is `recipes.swe.output`'s, running them the fan-out's.
+Each row becomes one request; observers are told of the rollouts before they are trained on (one writes
+them to the run's folder). Seeds depend on run seed, step, task and repetition only, so a repeated step asks
+for the same samples. Making rows of rollouts is `recipes.swe.output`'s, running them the fan-out's.
 """
 
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import psutil
@@ -19,7 +18,7 @@ from skyrl.train.generators.base import (
     TrajectoryID,
 )
 
-from recipes.report.trajectories import write_rollouts
+from recipes.report.recorder import Observer
 from recipes.swe.output import to_generator_output
 from recipes.swe.types import Rollout, RolloutRequest, TaskInstance
 
@@ -46,16 +45,16 @@ class SweGenerator(GeneratorInterface):
         fanout: RunsRollouts,
         tasks: Mapping[str, TaskInstance],
         *,
-        run_dir: Path,
         seed: int,
         pad_token_id: int,
+        observers: Sequence[Observer] = (),
     ) -> None:
         """`tasks` by instance id; the ids of input rows must be among them."""
         self._fanout = fanout
         self._tasks = tasks
-        self._run_dir = run_dir
         self._seed = seed
         self._pad_token_id = pad_token_id
+        self._observers = tuple(observers)
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
         """One rollout per row; order and length kept."""
@@ -63,7 +62,8 @@ class SweGenerator(GeneratorInterface):
         assert metadata is not None and trajectory_ids is not None, "SkyRL's trainer always sets both"
         sampling = input_batch["sampling_params"] or {}
         phase = "" if metadata.training_phase == "train" else f"{metadata.training_phase}/"
-        requests = [self._request(row, metadata.global_step, phase, sampling) for row in trajectory_ids]
+        step = metadata.global_step or 0  # None when nothing is trained
+        requests = [self._request(row, step, phase, sampling) for row in trajectory_ids]
         psutil.cpu_percent()
         started = time.monotonic()
         rollouts = await self._fanout.run(requests)
@@ -72,7 +72,8 @@ class SweGenerator(GeneratorInterface):
             "environment/cpu_util_mean": psutil.cpu_percent() / 100,
             "environment/rollouts_per_s_mean": len(rollouts) / seconds if seconds else 0.0,
         }
-        write_rollouts(self._run_dir / "eval" if phase else self._run_dir, metadata.global_step, rollouts)
+        for observer in self._observers:
+            await observer.observe(metadata.training_phase, step, rollouts)
         return to_generator_output(
             rollouts,
             pad_token_id=self._pad_token_id,
