@@ -5,28 +5,38 @@ in the same process that walks frames or the heap.
 """
 
 # pyright: basic, reportRedeclaration=false, reportArgumentType=false, reportAttributeAccessIssue=false
-import hashlib
+import gc
 import json
 import operator
 import os
 import sys
 import types
 
+try:
+    from _blake2 import blake2b  # hashlib's own, without loading OpenSSL as well
+except ImportError:
+    from hashlib import blake2b
+
 
 def make_send(handle, key):
     """A function that reports one event (a list of plain data) to the supervisor, signed and numbered.
 
     Everything it needs is bound here, so that patching json, hashlib or os changes nothing. A forked
-    copy of this process is silent."""
-    blake2b, dumps, write, getpid = hashlib.blake2b, json.JSONEncoder().encode, os.write, os.getpid
-    owner, count = getpid(), [0]
+    copy of this process is silent. An event with `hold` goes out with the next one, which must be near."""
+    mac, dumps, write, getpid = blake2b, json.JSONEncoder().encode, os.write, os.getpid
+    owner, count, held = getpid(), [0], []
 
-    def send(*event):
+    def send(*event, hold=False):
         if getpid() != owner:
             return
         count[0] += 1
         body = dumps([count[0], event]).encode()
-        frame = len(body).to_bytes(4, "big") + blake2b(body, key=key, digest_size=16).digest() + body
+        frame = len(body).to_bytes(4, "big") + mac(body, key=key, digest_size=16).digest() + body
+        held.append(frame)
+        if hold:
+            return
+        frame = b"".join(held)
+        held.clear()
         while frame:
             frame = frame[write(handle, frame) :]
 
@@ -36,11 +46,15 @@ def make_send(handle, key):
 class Watch:
     """References to the functions of the test framework, to see whether code under test changed them.
 
-    Compared after every test, so the comparison stays in C: about 0.1 ms."""
+    Compared after every test, so the comparison stays in C: 0.15 ms for the 1,500 members that pytest has."""
 
     def __init__(self, modules, package=None):
         """`modules` by name, and all modules of one package."""
-        self.owners = []
+        self.dicts = []
+        self.names = []
+        self.members = []
+        self.labels = []
+        self.get = dict.get
         self.functions = []
         self.codes = []
         seen = set()
@@ -57,38 +71,56 @@ class Watch:
                     self._add(value, str(home) + "." + value.__qualname__)
 
     def _add(self, owner, label):
-        names, members = [], []
-        for name, member in list(vars(owner).items()):
+        content = dict_of(owner)
+        if type(content) is not dict:
+            self.get = get_of_any
+        for name, member in list(content.items()):
             function = member
             if isinstance(member, (staticmethod, classmethod)):
                 function = member.__func__
             elif isinstance(member, property):
                 function = member.fget
             if callable(function):
-                names.append(name)
-                members.append(member)
+                self.dicts.append(content)
+                self.names.append(name)
+                self.members.append(member)
+                self.labels.append(label + "." + name)
                 if isinstance(function, types.FunctionType):
                     self.functions.append(function)
                     self.codes.append(function.__code__)
-        self.owners.append((vars(owner), names, members, label))
 
-    def changed(self, same=operator.is_, code_of=operator.attrgetter("__code__")):
+    def changed(
+        self, same=operator.is_, code_of=operator.attrgetter("__code__"), every=all, each=map, pairs=zip
+    ):
         """Names of what is no longer as it was."""
-        found = []
-        for members_now, names, members, label in self.owners:
-            if not all(map(same, map(members_now.get, names), members)):
-                found += [
-                    label + "." + name
-                    for name, member in zip(names, members)  # noqa: B905
-                    if members_now.get(name) is not member
-                ]
-        if not all(map(same, map(code_of, self.functions), self.codes)):
+        found, get = [], self.get
+        if not every(each(same, each(get, self.dicts, self.names), self.members)):
+            found += [
+                label
+                for content, name, member, label in pairs(self.dicts, self.names, self.members, self.labels)
+                if get(content, name) is not member
+            ]
+        if not every(each(same, each(code_of, self.functions), self.codes)):
             found += [
                 function.__module__ + "." + function.__qualname__
-                for function, code in zip(self.functions, self.codes)  # noqa: B905
+                for function, code in pairs(self.functions, self.codes)
                 if function.__code__ is not code
             ]
         return found
+
+
+def dict_of(owner):
+    """The dictionary behind a module or class; a class shows only a proxy of its own, slower to ask."""
+    content = vars(owner)
+    if isinstance(content, types.MappingProxyType):
+        behind = gc.get_referents(content)
+        return behind[0] if len(behind) == 1 and type(behind[0]) is dict else content
+    return content
+
+
+def get_of_any(content, name):
+    """Of an interpreter that does not show the dictionaries of classes."""
+    return content.get(name)
 
 
 class Done:

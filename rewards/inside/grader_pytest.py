@@ -139,7 +139,8 @@ def make_plugin(pytest, request, send, before):
             self.tampered.update(self.builtins.changed())
             yield
             self.tampered.update(self.builtins.changed())
-            send("end", item.nodeid, status_of(self.reports, self.returned))
+            # The next test begins at once; after the last one the session's end sends it.
+            send("end", item.nodeid, status_of(self.reports, self.returned), hold=True)
 
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
         def pytest_runtest_call(self, item):
@@ -152,6 +153,7 @@ def make_plugin(pytest, request, send, before):
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_sessionfinish(self):
+            send("idle")
             # Not later: pytest itself undoes a few changes of its own when it shuts down.
             self.tampered.update(self.changed())
             self.finished = True

@@ -10,6 +10,7 @@ What it cannot see: a helper that the product takes the place of in `sys.modules
 # pyright: basic, reportRedeclaration=false, reportArgumentType=false, reportAttributeAccessIssue=false
 import builtins
 import importlib.machinery
+import operator
 import os
 import sys
 import types
@@ -179,10 +180,14 @@ class Builtins:
     """The built-in functions and types, to be looked at between tests: a test may replace some for itself."""
 
     def __init__(self):
-        self.names = {name: value for name, value in vars(builtins).items() if callable(value)}
+        self.pairs = [(name, value) for name, value in vars(builtins).items() if callable(value)]
+        self.names = [name for name, _ in self.pairs]
+        self.values = [value for _, value in self.pairs]
+        self.get = vars(builtins).get
 
-        self.now = vars(builtins)
-
-    def changed(self):
-        now = self.now
-        return ["builtins." + name for name, value in self.names.items() if now.get(name) is not value]
+    def changed(self, same=operator.is_, every=all, each=map):
+        """Names; asks no built-in function by its name."""
+        get = self.get
+        if every(each(same, each(get, self.names), self.values)):
+            return []
+        return ["builtins." + name for name, value in self.pairs if get(name) is not value]
