@@ -12,15 +12,16 @@ from typing import Any
 
 import ray
 from skyrl.train.config import SkyRLTrainConfig
+from skyrl.train.trainer import RayPPOTrainer
 from skyrl.train.utils import validate_cfg
 from skyrl.train.utils.trainer_utils import cleanup_old_checkpoints
 from skyrl.train.utils.utils import prepare_runtime_environment
 
 from recipes.cpu.server import REPOSITORY, ServerSettings, VllmServer
 from recipes.cpu.stand_ins import install_flash_attn
-from recipes.swe.advantages import SweTrainer
 from recipes.swe.console import log_to_file, say
 from recipes.swe.experiment import SweExp, skyrl_config, without_progress_bar
+from recipes.swe.trainers import AsyncTrainer, SyncTrainer
 
 LOGPROB_TOLERANCE = 1e-3
 """Both sides compute in fp32: a larger mean difference means that they hold different weights."""
@@ -28,8 +29,8 @@ LOGPROB_TOLERANCE = 1e-3
 OBJECT_STORE_BYTES = 256 << 20
 
 
-class CpuTrainer(SweTrainer):
-    """Builds the policy on the CPU; there is no critic, and a reference model is refused."""
+class OnCpu(RayPPOTrainer):
+    """In front of a trainer: the policy is built on the CPU; there is no critic and no reference model."""
 
     def build_models(self, PolicyWorker: Any, CriticWorker: Any, RefWorker: Any) -> None:
         """SkyRL's, with our policy worker in place of the one that needs a GPU."""
@@ -42,10 +43,21 @@ class CpuTrainer(SweTrainer):
         cleanup_old_checkpoints(self.cfg.trainer.ckpt_path, self.cfg.trainer.max_ckpts_to_keep)
 
 
+class CpuSyncTrainer(OnCpu, SyncTrainer):
+    """One step after the other."""
+
+
+class CpuAsyncTrainer(OnCpu, AsyncTrainer):
+    """The policy is updated while the server samples."""
+
+    compares_logprobs = True
+
+
 class CpuSweExp(SweExp):
     """The experiment over a server of our own."""
 
-    trainer_class = CpuTrainer
+    sync_trainer = CpuSyncTrainer
+    async_trainer = CpuAsyncTrainer
     logprob_tolerance = LOGPROB_TOLERANCE
 
     def __init__(self, cfg: SkyRLTrainConfig, settings: Mapping[str, Any], server: VllmServer) -> None:

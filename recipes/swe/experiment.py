@@ -6,7 +6,7 @@ this module loads SkyRL, Ray and torch.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,22 @@ from skyrl.train.utils import validate_cfg
 from tqdm import tqdm
 
 from recipes.report.recorder import RolloutRecorder
-from recipes.swe.advantages import SweTrainer
+from recipes.swe.advantages import Exclusions
 from recipes.swe.console import log_to_file
 from recipes.swe.dataset import TaskDataset
 from recipes.swe.fanout import Fanout
 from recipes.swe.generator import SweGenerator
 from recipes.swe.task_selection import training_tasks
 from recipes.swe.tracking import DropRepeatedSteps, RunTracking
+from recipes.swe.trainers import AsyncTrainer, SyncTrainer
 from recipes.swe.worker import RUNNER_FACTORY
 
 
 class SweExp(BasePPOExp):
     """One training run. `settings` is the whole resolved configuration."""
 
-    trainer_class: type[SweTrainer] = SweTrainer
+    sync_trainer: type[SyncTrainer] = SyncTrainer
+    async_trainer: type[AsyncTrainer] = AsyncTrainer
     logprob_tolerance: float | None = None
 
     def __init__(self, cfg: SkyRLTrainConfig, settings: Mapping[str, Any]) -> None:
@@ -39,6 +41,7 @@ class SweExp(BasePPOExp):
         self.run_dir = Path(settings["paths"]["run_dir"])
         timeout_s = settings["reward"]["timeout_s"]
         self.tasks = training_tasks(settings["data"], timeout_s=timeout_s)
+        self._task_by_id = {task.instance_id: task for task in self.tasks}
         self.fanout: Fanout | None = None
         self.recorder = RolloutRecorder(self.run_dir)
         super().__init__(cfg)
@@ -64,7 +67,7 @@ class SweExp(BasePPOExp):
             self.fanout = self.start_fanout(inference_engine_client.proxy_url)
         return SweGenerator(
             self.fanout,
-            {task.instance_id: task for task in self.tasks},
+            self._task_by_id,
             seed=int(self.settings["seed"]),
             pad_token_id=tokenizer.pad_token_id,
             observers=[self.recorder],
@@ -86,16 +89,27 @@ class SweExp(BasePPOExp):
             slots=int(self.settings["sandbox"]["max_concurrent"]),
         )
 
-    def get_trainer(self, **kwargs: Any) -> SweTrainer:
-        """SkyRL's trainer with our exclusions and checks."""
-        kwargs.setdefault("callbacks", []).append(DropRepeatedSteps())
-        trainer = self.trainer_class(**kwargs)
+    def get_trainer(self, **kwargs: Any) -> Exclusions:
+        """SkyRL's trainer, one of its two loops, with our exclusions and checks."""
+        if self.cfg.trainer.fully_async.enabled:
+            trainer = self.async_trainer(
+                **kwargs
+            )  # its loop has no callbacks: it drops repeated steps itself
+        else:
+            trainer = self.sync_trainer(**kwargs, callbacks=[DropRepeatedSteps()])
+            trainer.prepare = self.prepare
         log_to_file(self.run_dir)  # SkyRL's trainer sets its own handlers when it is made
+        trainer.run_dir = self.run_dir
         trainer.max_failed_share = float(self.settings["trainer"]["max_failed_share"])
         trainer.logprob_tolerance = self.logprob_tolerance
         return trainer
 
-    def _setup_trainer(self) -> SweTrainer:
+    def prepare(self, instance_ids: Sequence[str]) -> None:
+        """Have the workers open sandboxes for rollouts of these tasks to come."""
+        if self.fanout is not None:
+            self.fanout.prepare([self._task_by_id[instance_id] for instance_id in instance_ids])
+
+    def _setup_trainer(self) -> Exclusions:
         """SkyRL's set-up; then wait for what came up meanwhile."""
         trainer = super()._setup_trainer()
         self.wait_until_ready()

@@ -1,156 +1,213 @@
-"""Spreads rollouts over Ray actors: one call out, one `Rollout` back.
+"""Spreads rollouts over the workers of all nodes: one call out, one `Rollout` back.
 
-A `RolloutWorker` hosts one `RolloutRunner` (with its own sandbox backend) in a process of its own; each
-node gets one. What the runner is made of comes from a factory named in the config, so that this module
-knows nothing of tools, tests or prompts. A dead worker costs its rollouts one retry on a restarted worker
-and then a failure of kind `node`; a programming error in a rollout is raised, not hidden. Ray is imported
-only here and in recipes/cpu.
+A rollout goes to the least loaded worker with a free slot and waits here while there is none. When a worker
+or its node dies, or a fault is its node's own, the rollout is tried once more on another worker, and then
+comes back as a failure; the dead worker is replaced meanwhile. One rollout never stops the others: what a
+worker raises becomes a failure of kind `internal`. What a rollout is and does is not known here.
 """
 
 import asyncio
-import importlib
+import logging
+import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
 
-from recipes.swe.types import Failure, Rollout, RolloutRequest
+from recipes.swe.failures import one_line
+from recipes.swe.placement import LOST, NodeWorker, close_all, wait_for_nodes
+from recipes.swe.types import Failure, FailureKind, Rollout, RolloutRequest, TaskInstance
+from recipes.swe.wire import unpack
 
-RUNNER_FACTORY = "recipes.swe.fanout:open_runner"
-"""Default of the factory: the real runner."""
+logger = logging.getLogger(__name__)
 
-
-class Runner(Protocol):
-    """What a worker hosts; `recipes.swe.rollout.RolloutRunner` satisfies it."""
-
-    async def run(self, request: RolloutRequest) -> Rollout:
-        """Raises for programming errors only."""
-        ...
-
-
-async def open_runner(config: Mapping[str, Any], stack: AsyncExitStack) -> Runner:
-    """The real runner: MiniSandboxes over the cache, vLLM as policy, the task's tests as reward."""
-    from transformers import AutoTokenizer
-
-    from recipes.swe.agent_config import AgentConfig
-    from recipes.swe.chat import ChatCodec
-    from recipes.swe.grading import open_grader
-    from recipes.swe.policy import VllmPolicy
-    from recipes.swe.rollout import RolloutLimits, RolloutRunner
-    from rewards.shapes import SHAPE_KEYS, shape_config
-    from sandbox.cache import EnvCache
-    from sandbox.mini import MiniBackend
-    from sandbox.types import MIB, Limits
-
-    sandbox, reward, paths = config["sandbox"], config["reward"], config["paths"]
-    codec = ChatCodec(AutoTokenizer.from_pretrained(config["policy"]["path"]))
-    policy = VllmPolicy(config["server_url"], config["served_model_name"], stop_token_ids=(codec.end_id,))
-    stack.push_async_callback(policy.close)
-    backend = await stack.enter_async_context(MiniBackend(state_dir=Path(paths["temp_dir"]) / "sandboxes"))
-    limits = RolloutLimits(
-        sandbox=Limits(
-            memory_bytes=sandbox["memory_mib"] * MIB,
-            pids=sandbox["pids"],
-            disk_bytes=sandbox["disk_mib"] * MIB,
-            open_files=sandbox["open_files"],
-            output_bytes=sandbox["output_kib"] * 1024,
-        ),
-        max_concurrent=sandbox["max_concurrent"],
-        grading_timeout_s=reward["timeout_s"],
-        test_timeout_s=reward["test_timeout_s"],
-    )
-    return RolloutRunner(
-        backend,
-        EnvCache(Path(paths["cache_dir"])),
-        policy,
-        codec,
-        AgentConfig.from_mapping(config["agent"]),
-        grader=open_grader(
-            Path(paths["cache_dir"]) if reward["store"] else None,
-            attempts=reward["attempts"],
-            cached=reward["cache"],
-        ),
-        shape=shape_config({name: reward[name] for name in SHAPE_KEYS}),
-        limits=limits,
-    )
-
-
-class RolloutWorker:
-    """Ray actor. Builds its runner on the first call, so that a restarted worker comes up the same way."""
-
-    def __init__(self, factory: str, config: Mapping[str, Any]) -> None:
-        self._factory = factory
-        self._config = config
-        self._stack = AsyncExitStack()
-        self._runner: Runner | None = None
-        self._opening = asyncio.Lock()
-
-    async def ready(self) -> None:
-        """Return when the runner is built; raises what building it raised."""
-        await self._open()
-
-    async def rollout(self, request: RolloutRequest) -> Rollout:
-        """Run one rollout."""
-        return await (await self._open()).run(request)
-
-    async def close(self) -> None:
-        """Close the runner's backend and everything open in it."""
-        self._runner = None
-        await self._stack.aclose()
-
-    async def _open(self) -> Runner:
-        async with self._opening:
-            if self._runner is None:
-                module, name = self._factory.split(":")
-                factory = getattr(importlib.import_module(module), name)
-                self._runner = await factory(self._config, self._stack)
-            return self._runner
+MOVES = 1
+"""How often a rollout is tried on another worker."""
 
 
 class Fanout:
-    """The driver's side: workers, and one call per rollout. Order is the caller's."""
+    """The driver's side. Results keep the order of the requests. Belongs to one event loop while it runs."""
 
-    def __init__(self, factory: str, config: Mapping[str, Any], *, workers: int = 1) -> None:
-        """Starts `workers` actors; Ray must be up. They use no CPU slot: rollouts mostly wait."""
-        actor = ray.remote(num_cpus=0, num_gpus=0, max_concurrency=4096, max_restarts=-1, max_task_retries=1)(
-            RolloutWorker
-        )
-        self._workers = [actor.remote(factory, dict(config)) for _ in range(workers)]
-        self._readiness = [worker.ready.remote() for worker in self._workers]
+    def __init__(self, factory: str, config: Mapping[str, Any], *, nodes: int = 1, slots: int = 128) -> None:
+        """Starts a worker on each of `nodes` nodes; Ray must be up. `slots`: rollouts at once on a node."""
+        self._workers = [NodeWorker(factory, config, node) for node in wait_for_nodes(nodes)]
+        self._slots = slots
+        self._changed = asyncio.Condition()
+        self._revivals: set[asyncio.Task[None]] = set()
+        self._homes: defaultdict[str, list[NodeWorker]] = defaultdict(list)
+        self._prepares: dict[NodeWorker, list[Any]] = {}
+        self.moved = 0
+        """Rollouts that were tried on another worker, since the start."""
+        self.deaths = 0
+        """Workers that died, since the start."""
 
     def wait_ready(self) -> None:
         """Block until each worker can run rollouts; raises what went wrong in one."""
-        ray.get(self._readiness)
+        ray.get([worker.readiness for worker in self._workers])
 
     async def run(self, requests: Sequence[RolloutRequest]) -> list[Rollout]:
-        """All rollouts at once; results in the order of `requests`."""
-        return await asyncio.gather(*(self._one(i, request) for i, request in enumerate(requests)))
+        """All rollouts, as many at once as there are slots. What was prepared for other tasks is let go."""
+        wanted = {request.task.instance_id for request in requests}
+        if any(instance_id not in wanted for instance_id in self._homes):
+            await self.discard()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._one(request)) for request in requests]
+        except BaseExceptionGroup as errors:  # the first one says what happened; the others were cancelled
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    def prepare(self, tasks: Sequence[TaskInstance]) -> int:
+        """Have workers get ready for these rollouts to come, as many as there are slots; returns how many.
+
+        Returns at once. `run` sends each rollout where its task was prepared when there is a free slot."""
+        free = {worker: self._slots - worker.busy for worker in self._workers if worker.up}
+        chosen: defaultdict[NodeWorker, list[TaskInstance]] = defaultdict(list)
+        for task in tasks:
+            worker = max(free, key=lambda one: free[one], default=None)
+            if worker is None or free[worker] <= 0:
+                break
+            free[worker] -= 1
+            chosen[worker].append(task)
+        for worker, its in chosen.items():
+            call = worker.actor.prepare.remote([task.env for task in its])  # what fails there is logged there
+            self._prepares.setdefault(worker, []).append(call)
+            for task in its:
+                self._homes[task.instance_id].append(worker)
+        return sum(map(len, chosen.values()))
+
+    async def discard(self) -> None:
+        """Let go of everything that was prepared."""
+        self._homes.clear()
+        prepares, self._prepares = self._prepares, {}
+        for worker, calls in prepares.items():
+            try:
+                for call in calls:  # Ray may start calls of async actors in another order
+                    await call
+                await worker.actor.discard.remote()
+            except LOST as error:
+                self._lost(worker, error)
 
     async def close(self) -> None:
         """Close every worker's sandboxes, then end the workers."""
-        results = await asyncio.gather(
-            *(worker.close.remote() for worker in self._workers), return_exceptions=True
-        )
-        for worker in self._workers:
-            ray.kill(worker)
-        self._workers = []
-        for result in results:
-            if isinstance(result, Exception) and not isinstance(result, RayActorError):
-                raise result
+        for task in self._revivals:
+            task.cancel()
+        workers, self._workers = self._workers, []
+        await close_all(workers)
 
-    async def _one(self, index: int, request: RolloutRequest) -> Rollout:
-        worker = self._workers[index % len(self._workers)]
-        try:
-            return await worker.rollout.remote(request)
-        except RayActorError as error:
-            return Rollout(
-                trajectory_id=request.trajectory_id,
-                instance_id=request.task.instance_id,
-                trajectory=None,
-                reward=None,
-                failure=Failure("node", f"its worker died: {' '.join(str(error).split())[:300]}"),
-                attempts=2,
+    async def _one(self, request: RolloutRequest) -> Rollout:
+        avoid: set[str] = set()
+        earlier: Rollout | None = None
+        for move in range(MOVES + 1):
+            started = time.monotonic()
+            worker = await self._acquire(request, avoid)
+            waited_s = time.monotonic() - started
+            if worker is None:
+                return _joined(earlier, _failed(request, "no rollout worker is left"), waited_s)
+            last = move == MOVES
+            avoid.add(worker.node_id)
+            sent = replace(
+                request,
+                may_move=not last and len(self._workers) > 1,
+                done=earlier.trajectory if earlier is not None else request.done,
             )
+            try:
+                rollout = await self._call(worker, sent)
+            finally:
+                await self._release(worker)
+            earlier = _joined(earlier, rollout, waited_s)
+            if rollout.failure is None or not rollout.failure.elsewhere or last:
+                break
+            self.moved += 1
+            logger.warning("rollout %s moves: %s", request.trajectory_id, rollout.failure.message)
+        assert earlier is not None
+        return earlier
+
+    async def _call(self, worker: NodeWorker, request: RolloutRequest) -> Rollout:
+        reference = worker.actor.rollout.remote(request)
+        try:
+            return unpack(await reference)
+        except LOST as error:
+            self._lost(worker, error)
+            return _failed(request, f"its worker died: {one_line(error, limit_chars=300)}")
+        except ray.exceptions.RayTaskError as error:
+            logger.exception("rollout %s hit a programming error in its worker", request.trajectory_id)
+            cause = error.cause if isinstance(error.cause, Exception) else error
+            return _failed(request, one_line(cause), kind="internal")
+        except asyncio.CancelledError:
+            ray.cancel(reference)  # so that its sandbox does not live on
+            raise
+
+    async def _acquire(self, request: RolloutRequest, avoid: set[str]) -> NodeWorker | None:
+        """A worker with a free slot, one outside `avoid` while there is any; None when all are gone."""
+        async with self._changed:
+            while True:
+                usable = [worker for worker in self._workers if not worker.gone]
+                if not usable:
+                    return None
+                others = [worker for worker in usable if worker.node_id not in avoid] or usable
+                free = [worker for worker in others if worker.up and worker.busy < self._slots]
+                if free:
+                    worker = self._choose(request.task.instance_id, free)
+                    worker.busy += 1
+                    return worker
+                await self._changed.wait()
+
+    def _choose(self, instance_id: str, free: Sequence[NodeWorker]) -> NodeWorker:
+        homes = self._homes.pop(instance_id, [])
+        worker = next((home for home in homes if home in free), None)
+        if worker is not None:
+            homes.remove(worker)
+        if homes:
+            self._homes[instance_id] = homes
+        return worker or min(free, key=lambda one: one.busy)
+
+    async def _release(self, worker: NodeWorker) -> None:
+        async with self._changed:
+            worker.busy -= 1
+            self._changed.notify_all()
+
+    def _lost(self, worker: NodeWorker, error: Exception) -> None:
+        if not worker.lost():
+            return
+        self.deaths += 1
+        logger.error("the rollout worker of node %s died: %s", worker.node_id[:8], error)
+        task = asyncio.create_task(self._revive(worker))
+        self._revivals.add(task)
+        task.add_done_callback(self._revivals.discard)
+
+    async def _revive(self, worker: NodeWorker) -> None:
+        await worker.revive(self._workers)
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def _failed(request: RolloutRequest, message: str, *, kind: FailureKind = "node") -> Rollout:
+    return Rollout(
+        trajectory_id=request.trajectory_id,
+        instance_id=request.task.instance_id,
+        trajectory=None,
+        reward=None,
+        failure=Failure(kind, message, elsewhere=kind == "node"),
+    )
+
+
+def _joined(earlier: Rollout | None, rollout: Rollout, waited_s: float) -> Rollout:
+    """`rollout` with what the try before it took, and with what it waited for a slot here."""
+    waits = _sum(rollout.waits_s, {"slot": waited_s})
+    if earlier is None:
+        return replace(rollout, waits_s=waits)
+    return replace(
+        rollout,
+        trajectory=rollout.trajectory or earlier.trajectory,
+        waits_s=_sum(earlier.waits_s, waits),
+        stage_times_s=_sum(earlier.stage_times_s, rollout.stage_times_s),
+        attempts=earlier.attempts + rollout.attempts,
+        grading_faults=_sum(earlier.grading_faults, rollout.grading_faults),
+    )
+
+
+def _sum[N: (int, float)](first: Mapping[str, N], second: Mapping[str, N]) -> dict[str, N]:
+    return {name: first.get(name, 0) + second.get(name, 0) for name in {**first, **second}}

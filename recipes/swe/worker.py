@@ -1,0 +1,186 @@
+"""What a node does for rollouts: one `RolloutWorker` in a process of its own, with one runner.
+
+What the runner is made of comes from a factory named in the config, so that the worker knows nothing of
+tools, tests or prompts. `open_runner` makes the real one. Ray hosts the worker (`recipes.swe.fanout`);
+nothing here imports it.
+"""
+
+import asyncio
+import importlib
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from recipes.swe.overlap import ReadyBackend
+from recipes.swe.rollout import Environments, RolloutLimits, RolloutRunner
+from recipes.swe.types import Rollout, RolloutRequest
+from recipes.swe.wire import PackedRollout, pack
+from sandbox.errors import CacheError
+from sandbox.types import EnvSpec, Limits
+
+logger = logging.getLogger(__name__)
+
+RUNNER_FACTORY = "recipes.swe.worker:open_runner"
+"""Default of the factory: the real runner."""
+
+
+class Runner(Protocol):
+    """What a worker hosts; `recipes.swe.rollout.RolloutRunner` satisfies it."""
+
+    async def run(self, request: RolloutRequest) -> Rollout:
+        """Raises for programming errors only."""
+        ...
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """A runner that can get ready for rollouts that come later."""
+
+    async def prepare(self, envs: Sequence[EnvSpec]) -> None:
+        """Start getting ready for one rollout of each environment."""
+        ...
+
+    async def discard(self) -> None:
+        """Let go of what was prepared and not used."""
+        ...
+
+
+class OverlappedRunner:
+    """A runner over a `ReadyBackend`: sandboxes of later rollouts open while something else goes on."""
+
+    def __init__(self, runner: Runner, ready: ReadyBackend, cache: Environments, limits: Limits) -> None:
+        """`runner` must open its sandboxes through `ready`, over environments of `cache` with `limits`."""
+        self._runner = runner
+        self._ready = ready
+        self._cache = cache
+        self._limits = limits
+
+    async def run(self, request: RolloutRequest) -> Rollout:
+        """See Runner."""
+        async with self._ready.user():
+            return await self._runner.run(request)
+
+    async def prepare(self, envs: Sequence[EnvSpec]) -> None:
+        """See Prepares. What is not in the cache is left to its rollout, whose failure it then is."""
+        for env in envs:
+            try:
+                cached = await asyncio.to_thread(self._cache.ensure, env)
+            except (CacheError, OSError) as error:
+                logger.warning("nothing prepared for %s: %s", env.key, error)
+            else:
+                self._ready.prepare([cached.spec(self._limits)])
+
+    async def discard(self) -> None:
+        """See Prepares."""
+        await self._ready.discard()
+
+
+async def open_runner(config: Mapping[str, Any], stack: AsyncExitStack) -> Runner:
+    """The real runner: MiniSandboxes over the cache, vLLM as policy, the task's tests as reward."""
+    from transformers import AutoTokenizer
+
+    from recipes.swe.agent_config import AgentConfig
+    from recipes.swe.chat import ChatCodec
+    from recipes.swe.grading import open_grader
+    from recipes.swe.policy import VllmPolicy
+    from rewards.shapes import SHAPE_KEYS, shape_config
+    from sandbox.cache import EnvCache
+    from sandbox.mini import MiniBackend
+    from sandbox.types import MIB
+
+    sandbox, reward, paths = config["sandbox"], config["reward"], config["paths"]
+    codec = ChatCodec(AutoTokenizer.from_pretrained(config["policy"]["path"]))
+    policy = VllmPolicy(config["server_url"], config["served_model_name"], stop_token_ids=(codec.end_id,))
+    stack.push_async_callback(policy.close)
+    inner = await stack.enter_async_context(MiniBackend(state_dir=Path(paths["temp_dir"]) / "sandboxes"))
+    backend = await stack.enter_async_context(ReadyBackend(inner, most=sandbox["max_concurrent"]))
+    limits = RolloutLimits(
+        sandbox=Limits(
+            memory_bytes=sandbox["memory_mib"] * MIB,
+            pids=sandbox["pids"],
+            disk_bytes=sandbox["disk_mib"] * MIB,
+            open_files=sandbox["open_files"],
+            output_bytes=sandbox["output_kib"] * 1024,
+        ),
+        max_concurrent=sandbox["max_concurrent"],
+        grading_timeout_s=reward["timeout_s"],
+        test_timeout_s=reward["test_timeout_s"],
+    )
+    cache = EnvCache(Path(paths["cache_dir"]))
+    runner = RolloutRunner(
+        backend,
+        cache,
+        policy,
+        codec,
+        AgentConfig.from_mapping(config["agent"]),
+        grader=open_grader(
+            Path(paths["cache_dir"]) if reward["store"] else None,
+            attempts=reward["attempts"],
+            cached=reward["cache"],
+        ),
+        shape=shape_config({name: reward[name] for name in SHAPE_KEYS}),
+        limits=limits,
+    )
+    return OverlappedRunner(runner, backend, cache, limits.sandbox)
+
+
+class RolloutWorker:
+    """Builds its runner on the first call, so that a new one in place of a dead one comes up the same way."""
+
+    def __init__(self, factory: str, config: Mapping[str, Any]) -> None:
+        self._factory = factory
+        self._config = config
+        self._stack = AsyncExitStack()
+        self._runner: Runner | None = None
+        self._opening = asyncio.Lock()
+        self._preparing: set[asyncio.Task[None]] = set()
+
+    async def ready(self) -> None:
+        """Return when the runner is built; raises what building it raised."""
+        await self._open()
+
+    async def rollout(self, request: RolloutRequest) -> PackedRollout:
+        """Run one rollout."""
+        return pack(await (await self._open()).run(request))
+
+    async def prepare(self, envs: Sequence[EnvSpec]) -> None:
+        """Start getting ready for rollouts that come later; returns at once."""
+        runner = await self._open()
+        if isinstance(runner, Prepares):
+            task = asyncio.create_task(runner.prepare(envs))
+            self._preparing.add(task)
+            task.add_done_callback(self._prepared)
+
+    async def discard(self) -> None:
+        """Let go of what was prepared and not used."""
+        await self._stop_preparing()
+        if isinstance(self._runner, Prepares):
+            await self._runner.discard()
+
+    async def close(self) -> None:
+        """Close the runner's backend and everything open in it."""
+        await self._stop_preparing()
+        self._runner = None
+        await self._stack.aclose()
+
+    def _prepared(self, task: asyncio.Task[None]) -> None:
+        self._preparing.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("preparing sandboxes failed; they open when they are needed", exc_info=error)
+
+    async def _stop_preparing(self) -> None:
+        tasks = list(self._preparing)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _open(self) -> Runner:
+        async with self._opening:
+            if self._runner is None:
+                module, name = self._factory.split(":")
+                factory = getattr(importlib.import_module(module), name)
+                self._runner = await factory(self._config, self._stack)
+            return self._runner
