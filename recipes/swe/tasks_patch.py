@@ -1,7 +1,8 @@
-"""Small patches as text: made, turned round, and turned into exact replacements.
+"""Patches as text: made, turned round, and turned into exact replacements.
 
-Covers the patches that tasks of ours hold (files that exist on both sides, text, no renames). It is no
-general patch tool: agents' patches are applied by the grader, with git.
+Turning round covers what git writes for text: files changed, made, deleted and renamed, and modes. The rest
+covers the patches that tasks of ours hold (files that exist on both sides). It is no general tool: agents'
+patches are applied by the grader, with git.
 """
 
 import difflib
@@ -76,17 +77,40 @@ def _reverse_header(line: str) -> str:
         ids, _, mode = line[6:].partition(" ")
         old, _, new = ids.strip().partition("..")
         return f"index {new}..{old}" + (f" {mode}" if mode else "\n")
-    if line.startswith("--- a/"):
-        return "+++ b/" + line[6:]
-    if line.startswith("+++ b/"):
-        return "--- a/" + line[6:]
+    if line.startswith("diff --git a/") and line.count(" b/") == 1:
+        old, new = line[len("diff --git a/") :].rstrip("\n").split(" b/")
+        return f"diff --git a/{new} b/{old}\n"
+    for before, after in _HEADERS:
+        if line.startswith(before):
+            return after + line[len(before) :]
+        if line.startswith(after):
+            return before + line[len(after) :]
     return line
 
 
+_HEADERS = (
+    ("--- a/", "+++ b/"),
+    ('--- "a/', '+++ "b/'),
+    ("--- /dev/null", "+++ /dev/null"),
+    ("new file mode ", "deleted file mode "),
+    ("old mode ", "new mode "),
+    ("rename from ", "rename to "),
+)
+"""Pairs of header lines that take each other's place."""
+_FIRST = ("--- ", "old mode ", "rename from ")
+_SECOND = ("+++ ", "new mode ", "rename to ")
+
+
 def _order_file_headers(text: str) -> str:
+    """Puts the old side first again. Only between `diff --git` and the first hunk: content looks alike."""
     lines = split_lines(text)
+    in_header = False
     for at in range(len(lines) - 1):
-        if lines[at].startswith("+++ b/") and lines[at + 1].startswith("--- a/"):
+        if lines[at].startswith("diff --git "):
+            in_header = True
+        elif lines[at].startswith("@@ "):
+            in_header = False
+        elif in_header and lines[at].startswith(_SECOND) and lines[at + 1].startswith(_FIRST):
             lines[at], lines[at + 1] = lines[at + 1], lines[at]
     return "".join(lines)
 

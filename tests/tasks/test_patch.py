@@ -57,3 +57,34 @@ def test_git_applies_both_ways(tmp_path: Path, end: str) -> None:
         file.write_text(before)
         subprocess.run(["git", "apply", "-"], input=text.encode(), cwd=tmp_path, check=True)
         assert file.read_text() == after
+
+
+def test_files_made_deleted_renamed_and_made_executable_are_turned_round(tmp_path: Path) -> None:
+    def git(*arguments: str, text: str = "") -> str:
+        command = ["git", "-c", "user.name=x", "-c", "user.email=x@x", *arguments]
+        return subprocess.run(
+            command, input=text, cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+
+    body = "".join(f"line {number}\n" for number in range(20))
+    (tmp_path / "gone.py").write_text("--- a/x\n+++ b/x\nold mode 1\n")
+    (tmp_path / "moved.py").write_text(body)
+    (tmp_path / "é.py").write_text("a\n")
+    (tmp_path / "tool.sh").write_text("echo\n")
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "before")
+    before = git("rev-parse", "HEAD^{tree}")
+    (tmp_path / "gone.py").unlink()
+    (tmp_path / "moved.py").rename(tmp_path / "sub.py")
+    (tmp_path / "sub.py").write_text(body.replace("line 3\n", "line three\n"))
+    (tmp_path / "é.py").write_text("b")
+    (tmp_path / "tool.sh").chmod(0o755)
+    (tmp_path / "new.py").write_text("-- a\n++ b\n")
+    git("add", "-A")
+    patch = git("diff", "--cached", "-M", "HEAD")
+    assert "rename from moved.py" in patch and "new mode 100755" in patch
+    git("apply", "--index", "-", text=reverse_patch(patch))
+    assert git("write-tree") == before
+    git("apply", "--index", "-", text=reverse_patch(reverse_patch(patch)))
+    assert git("diff", "--cached", "-M", "HEAD") == patch
