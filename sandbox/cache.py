@@ -1,136 +1,144 @@
-"""The cache of environments of one node: finds what `launch/prepare.py` built, and says what is missing.
+"""The cache of environments of one node: finds what is here, fetches the rest, and says what is missing.
 
-An environment is a stack of read-only layers (task over repository over venv) and a few facts about
-the interpreter. Layers are directories named by the digest of everything that went into them, so
-that tasks of one project share theirs. Nothing here runs a program or opens a sandbox; building
-lies in `recipes.swe.tasks_build`, publishing in `sandbox.cache_publish`.
-
-    <root>/layers/<kind>-<digest>/root/        what the sandbox sees
-    <root>/layers/<kind>-<digest>/layer.json   written last: a layer without it does not exist
-    <root>/envs/<key>.json                     layers, topmost first, and the interpreter
+An environment is a stack of read-only layers (task over repository over venv over interpreter) and a few
+facts. Layers are named by the digest of everything that went into them, so that tasks of one project share
+theirs. They are built by `launch/prepare.py` on one machine, published by `sandbox.cache_publish`, pushed to
+a shared store by `sandbox.store_push`, and fetched from it by whoever asks first on a node. See
+docs/cache.md.
 """
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import threading
 from pathlib import Path
-from typing import Any, cast
 
+from sandbox.cache_evict import GRACE_S
+from sandbox.cache_files import write_atomically
+from sandbox.cache_gate import Gate, LocalGate
+from sandbox.cache_layer import content_path, layer_dir, set_aside
+from sandbox.cache_lease import touch
+from sandbox.cache_record import (
+    PREPARE_HINT,
+    PYTHON_TARGET,
+    VENV_TARGET,
+    WORKDIR,
+    EnvRecord,
+    check_key,
+    env_path,
+    open_record,
+    parse_record,
+    python_env,
+    read_record,
+)
 from sandbox.errors import CacheError
-from sandbox.types import BindMount, CachedEnv, EnvSpec
+from sandbox.store import Store
+from sandbox.store_fetch import Fetched, Origin, fetch_layer
+from sandbox.types import CachedEnv, EnvSpec
 
-PREPARE_HINT = "run: python launch/prepare.py"
-WORKDIR = "/testbed"
-PYTHON_TARGET = "/opt/python"
-VENV_TARGET = "/opt/venv"
-
-
-@dataclass(frozen=True, slots=True)
-class EnvRecord:
-    """What `envs/<key>.json` holds."""
-
-    layers: tuple[str, ...]
-    """Names below `layers/`, topmost first."""
-    python_prefix: str
-    """Host directory of the interpreter, bound read-only at /opt/python; empty when a layer holds it."""
-    python_version: str
-    """Full version, for messages."""
-    digest: str
-    """Content digest over the layers."""
-
-
-def layer_dir(root: Path, name: str) -> Path:
-    """Directory of a layer: `root/` and `layer.json` lie in it."""
-    return root / "layers" / name
-
-
-def env_path(root: Path, key: str) -> Path:
-    """Record of an environment. The key is used as a file name, so it must be one."""
-    if not key or "/" in key or "\0" in key or key.startswith("."):
-        raise CacheError(f"{key!r} cannot be the key of an environment")
-    return root / "envs" / f"{key}.json"
-
-
-def python_env(prefix: Path | None = None) -> dict[str, str]:
-    """Variables that programs inside need to use the venv. `prefix`: the interpreter is bound from there; one
-    in a layer finds its library itself."""
-    env = {
-        "PATH": f"{VENV_TARGET}/bin:/usr/local/bin:/usr/bin:/bin",
-        "VIRTUAL_ENV": VENV_TARGET,
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONUNBUFFERED": "1",
-        "LANG": "C.UTF-8",
-    }
-    # A shared libpython is found by an absolute path outside, which does not exist inside.
-    if prefix is not None and prefix != Path("/usr") and any(prefix.glob("lib/libpython*.so*")):
-        env["LD_LIBRARY_PATH"] = f"{PYTHON_TARGET}/lib"
-    return env
+__all__ = [
+    "PREPARE_HINT",
+    "PYTHON_TARGET",
+    "VENV_TARGET",
+    "WORKDIR",
+    "EnvCache",
+    "EnvRecord",
+    "env_path",
+    "layer_dir",
+    "open_record",
+    "python_env",
+    "read_record",
+]
 
 
 class EnvCache:
-    """Read side of the cache below `root` (config `paths.cache_dir`). Cheap to make; safe to share."""
+    """The cache below `root` (config `paths.cache_dir`). Cheap to make; safe to share between threads."""
 
-    def __init__(self, root: Path) -> None:
-        """`root` may not exist yet."""
+    def __init__(
+        self,
+        root: Path,
+        *,
+        store: Store | str | None = None,
+        gate: Gate | None = None,
+        limit_bytes: int | None = None,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        """`root` lies on this node's own disk and may not exist yet. `store`: where missing layers come from.
+        `gate`: by default the node's own with its usual number of units. `limit_bytes`: see `cache_evict`."""
         self._root = root.absolute()
-        self._memo: dict[str, tuple[int, CachedEnv]] = {}
+        self._memo: dict[str, tuple[int, CachedEnv, tuple[str, ...]]] = {}
+        self._lock = threading.Lock()
+        self._origin: Origin | None = None
+        if store is not None:
+            self._origin = Origin(
+                Store(store) if isinstance(store, str) else store,
+                gate or LocalGate(self._root / "gate"),
+                limit_bytes,
+                grace_s,
+            )
 
     @property
     def root(self) -> Path:
         """Absolute path of the cache."""
         return self._root
 
+    @property
+    def store(self) -> Store | None:
+        """The shared store, if there is one."""
+        return self._origin.store if self._origin else None
+
     def ensure(self, spec: EnvSpec) -> CachedEnv:
-        """The environment, ready to open. Raises CacheError, naming what is missing and the remedy."""
+        """The environment, ready to open; a hit takes well below a millisecond, a fetch blocks for as long as
+        it lasts. Raises CacheError, naming what is missing and the remedy."""
         path = env_path(self._root, spec.key)
-        try:
-            stamp = path.stat().st_mtime_ns
-        except FileNotFoundError as error:
-            raise CacheError(f"environment {spec.key} is not in {self._root}; {PREPARE_HINT}") from error
+        stamp = self._stamp(path, spec.key)
         known = self._memo.get(spec.key)
-        if known is not None and known[0] == stamp:
+        # Each layer is touched, so that it is not evicted before a sandbox is open over it.
+        if known and known[0] == stamp and all(touch(layer_dir(self._root, name)) for name in known[2]):
             return known[1]
-        env = self._load(spec.key, path)
-        self._memo[spec.key] = (stamp, env)
-        return env
-
-    def _load(self, key: str, path: Path) -> CachedEnv:
-        return open_record(self._root, key, read_record(path))
-
-
-def open_record(root: Path, key: str, record: EnvRecord) -> CachedEnv:
-    """The environment that a record describes. Raises CacheError when part of it is not there."""
-    layers = tuple(layer_dir(root, name) for name in record.layers)
-    for layer in layers:
-        if not (layer / "layer.json").is_file() or not (layer / "root").is_dir():
-            raise CacheError(f"environment {key}: layer {layer} is incomplete; {PREPARE_HINT}")
-    prefix = Path(record.python_prefix) if record.python_prefix else None
-    if prefix is not None and not (prefix / "bin").is_dir():
-        raise CacheError(
-            f"environment {key}: Python {record.python_version} is no longer at {prefix}; {PREPARE_HINT}"
+        record = read_record(path)
+        took = [self._have(name) for name in record.layers]
+        env = open_record(self._root, spec.key, record)
+        with self._lock:
+            self._memo[spec.key] = (stamp, env, record.layers)
+        if not any(fetched.file_bytes for fetched in took):
+            return env
+        return CachedEnv(
+            layers=env.layers,
+            binds=env.binds,
+            env=env.env,
+            workdir=env.workdir,
+            digest=env.digest,
+            hit=False,
+            fetch_s=sum(fetched.seconds for fetched in took),
+            gate_wait_s=sum(fetched.gate_wait_s for fetched in took),
+            fetched_bytes=sum(fetched.file_bytes for fetched in took),
         )
-    return CachedEnv(
-        layers=tuple(layer / "root" for layer in layers),
-        binds=(BindMount(source=prefix, target=PYTHON_TARGET),) if prefix is not None else (),
-        env=python_env(prefix),
-        workdir=WORKDIR,
-        digest=record.digest,
-        hit=True,
-    )
 
+    def _stamp(self, path: Path, key: str) -> int:
+        """Time stamp of the environment's record; the record is fetched when it is not here."""
+        try:
+            return path.stat().st_mtime_ns
+        except FileNotFoundError:
+            if self._origin is None:
+                raise CacheError(f"environment {key} is not in {self._root}; {PREPARE_HINT}") from None
+        text = self._origin.store.read(f"envs/{check_key(key)}.json")
+        if text is None:
+            raise CacheError(
+                f"environment {key} is neither in {self._root} nor in {self._origin.store.url}; "
+                f"{PREPARE_HINT}, then: python launch/cache.py push"
+            )
+        parse_record(f"the record of {key} in {self._origin.store.url}", text)
+        write_atomically(path, text)
+        return path.stat().st_mtime_ns
 
-def read_record(path: Path) -> EnvRecord:
-    """Reads one record. Raises CacheError when it is missing or not what `write_record` writes."""
-    try:
-        loaded: Any = json.loads(path.read_text("utf-8"))
-        data = cast(Mapping[str, Any], loaded)
-        return EnvRecord(
-            layers=tuple(str(name) for name in data["layers"]),
-            python_prefix=str(data["python_prefix"]),
-            python_version=str(data["python_version"]),
-            digest=str(data["digest"]),
-        )
-    except FileNotFoundError as error:
-        raise CacheError(f"{path} is missing; {PREPARE_HINT}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise CacheError(f"{path} is damaged ({error}); delete it and {PREPARE_HINT}") from error
+    def _have(self, name: str) -> Fetched:
+        """Have a layer here: nothing to do, or a fetch. A layer without its content is set aside first."""
+        if touch(layer_dir(self._root, name)):
+            try:
+                content_path(self._root, name)
+                return Fetched()
+            except CacheError:
+                if self._origin is None:
+                    return Fetched()  # `open_record` says what is wrong
+                set_aside(self._root, name, "its content is not there")
+        if self._origin is None:
+            return Fetched()
+        return fetch_layer(self._root, name, self._origin)

@@ -1,26 +1,28 @@
 """Write side of the cache: layers appear whole or not at all, and are never changed afterwards.
 
 A layer is filled in a temporary directory beside its final place, its files get one owner, sane
-modes and one fixed time stamp, and a rename publishes it. Two processes that build the same layer
-take turns at a lock; the second finds the work done. A killed build leaves only a temporary
-directory, which the next build of that layer removes.
+modes and one fixed time stamp, all of it is written to disk, and a rename publishes it. Two processes that
+build the same layer take turns at a lock; the second finds the work done. A killed build leaves only a
+temporary directory, which the next build of that layer removes.
 """
 
-import json
+import errno
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
-
-from sandbox.cache import EnvRecord, env_path, layer_dir
-
-FIXED_MTIME_S = 1_600_000_000
-"""Time stamp of every cached file: digests, git's index and pyc files then never depend on the day."""
+from sandbox.cache_files import sync_filesystem
+from sandbox.cache_files import write_atomically as write_atomically
+from sandbox.cache_layer import LayerInfo, allocated_bytes, check_name, layer_dir, write_info
+from sandbox.cache_layer import has_layer as has_layer
+from sandbox.cache_lease import locked
+from sandbox.cache_record import EnvRecord, dump_record, env_path
+from sandbox.store_pack import FIXED_MTIME_S as FIXED_MTIME_S
+from sandbox.store_pack import tree_facts
 
 
 def layer_name(kind: str, digest: str) -> str:
@@ -28,49 +30,72 @@ def layer_name(kind: str, digest: str) -> str:
     return f"{kind}-{digest[:16]}"
 
 
-def has_layer(root: Path, name: str) -> bool:
-    """Whether the layer was published whole."""
-    return (layer_dir(root, name) / "layer.json").is_file()
-
-
 @contextmanager
 def publish_layer(root: Path, name: str, facts: dict[str, str]) -> Generator[Path | None]:
     """Gives the directory to fill, or None when the layer exists; publishes it when the block ends.
 
     `facts` is kept in `layer.json` for people. Blocks while another process builds the same layer."""
-    (root / "layers").mkdir(parents=True, exist_ok=True)
-    (root / "locks").mkdir(parents=True, exist_ok=True)
-    with FileLock(root / "locks" / f"{name}.lock"):
+    with layer_lock(root, name):
         if has_layer(root, name):
             yield None
             return
-        final = layer_dir(root, name)
-        _remove_leftovers(root, name)
-        temporary = Path(tempfile.mkdtemp(prefix=f".tmp-{name}-", dir=root / "layers"))
-        try:
+        with new_layer(root, name) as temporary:
             content = temporary / "root"
             content.mkdir()
             yield content
             normalise(content)
-            (temporary / "layer.json").write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
-            temporary.chmod(0o755)
-            temporary.rename(final)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            found = tree_facts(content)
+            write_info(
+                temporary,
+                LayerInfo(name, "tree", facts, found.sha256, allocated_bytes(temporary), found.bytes),
+            )
+
+
+@contextmanager
+def layer_lock(root: Path, name: str) -> Generator[None]:
+    """The right to make one layer on this node; waits for whoever has it."""
+    (root / "locks").mkdir(parents=True, exist_ok=True)
+    with locked(root / "locks" / f"{check_name(name)}.lock"):
+        yield
+
+
+@contextmanager
+def new_layer(root: Path, name: str) -> Generator[Path]:
+    """A directory to make a layer in, `layer.json` included; it becomes the layer when the block ends well.
+
+    The caller holds the layer's lock."""
+    (root / "layers").mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(root, name)
+    temporary = Path(tempfile.mkdtemp(prefix=f".tmp-{name}-", dir=root / "layers"))
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        # Before the rename: after a power cut the layer is there with all its bytes, or not at all.
+        sync_filesystem(temporary)
+        try:
+            temporary.rename(layer_dir(root, name))
+        except OSError as error:
+            # Another machine was faster, where a cache is shared in spite of all; its layer is as good.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not has_layer(root, name):
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _remove_leftovers(root: Path, name: str) -> None:
     """Removes what a killed build of this layer left; the caller holds its lock."""
     for stale in (root / "layers").glob(f".tmp-{name}-*"):
         shutil.rmtree(stale, ignore_errors=True)
-    shutil.rmtree(layer_dir(root, name), ignore_errors=True)
+    if not has_layer(root, name):
+        shutil.rmtree(layer_dir(root, name), ignore_errors=True)
 
 
 def normalise(content: Path) -> None:
     """One owner (us), modes 755/644 with the x bit kept, and one time stamp, for all files below."""
     owner, group = os.getuid(), os.getgid()
-    for folder, _, files in os.walk(content, topdown=False):
-        for entry in [*(os.path.join(folder, name) for name in files), folder]:
+    for folder, folders, files in os.walk(content, topdown=False):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        for entry in [*(os.path.join(folder, name) for name in (*files, *links)), folder]:
             info = os.lstat(entry)
             if info.st_uid != owner or info.st_gid != group:
                 os.chown(entry, owner, group, follow_symlinks=False)
@@ -82,26 +107,4 @@ def normalise(content: Path) -> None:
 
 def publish_env(root: Path, key: str, record: EnvRecord) -> None:
     """Makes the environment visible under its key; replaces an older record at once."""
-    data: dict[str, str | Sequence[str]] = {
-        "layers": record.layers,
-        "python_prefix": record.python_prefix,
-        "python_version": record.python_version,
-        "digest": record.digest,
-    }
-    write_atomically(env_path(root, key), (json.dumps(data, indent=1) + "\n").encode())
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file that readers see whole: the old content until the rename, then the new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".tmp-{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_atomically(env_path(root, key), dump_record(record))
