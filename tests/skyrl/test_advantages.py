@@ -5,6 +5,8 @@ the trainer that need processes are left out.
 """
 
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,14 +14,15 @@ from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 from skyrl.train.config import SkyRLTrainConfig
 
 from recipes.swe.advantages import (
+    LEFT_OUT,
     LOGPROB_DIFF,
     LogprobMismatchError,
     SweTrainer,
-    TooManyFailuresError,
     check_logprobs,
     excluded_rows,
     separate_uids,
 )
+from recipes.swe.failure_report import TooManyFailuresError
 
 
 def bare_trainer() -> SweTrainer:
@@ -43,7 +46,8 @@ def batch(rewards: list[float], masks: list[list[int]], uids: list[str]) -> Trai
             "values": None,
         }
     )
-    data.metadata = {"uids": uids, "avg_response_length": 2.0}
+    left_out = [not any(row) for row in masks]
+    data.metadata = {"uids": uids, "avg_response_length": 2.0, LEFT_OUT: left_out}
     return data
 
 
@@ -77,13 +81,23 @@ def test_without_failures_nothing_changes():
     assert result["loss_mask"].sum().item() == 8
 
 
+def test_a_masked_row_that_did_not_fail_stays_in_the_statistics():
+    data = batch([1, 0, 0], [[1, 1], [0, 0], [1, 1]], list("aaa"))
+    data.metadata[LEFT_OUT] = [False] * 3
+    result = bare_trainer().compute_advantages_and_returns(data)
+    assert result["advantages"][0, 0].item() == pytest.approx((2 / 3) / (1 / math.sqrt(3) + 1e-6))
+
+
 def test_excluded_rows_and_names():
-    masks = torch.tensor([[1], [0], [1], [1], [0]])
-    assert excluded_rows(masks, list("aabbb")) == [True, True, False, False, True]
+    left_out = [False, True, False, False, True]
+    assert excluded_rows(left_out, list("abbbb"), [True] * 5) == [True, True, False, False, True]
+    # One trajectory of three rows is one trajectory, and no group.
+    assert excluded_rows([False] * 3, list("aaa"), [False, False, True]) == [True] * 3
+    assert excluded_rows([False] * 3, list("aaa"), [False, True, True]) == [False] * 3
     assert separate_uids(list("ab"), [True, False]) == ["a#excluded0", "b"]
 
 
-def output(masks: list[list[int]], rewards: list[float]) -> dict[str, object]:
+def output(masks: list[list[int]], rewards: list[float]) -> dict[str, Any]:
     return {
         "prompt_token_ids": [[1]] * len(masks),
         "response_ids": [[2] * len(mask) for mask in masks],
@@ -104,10 +118,35 @@ def test_reward_metrics_are_over_healthy_rollouts():
     assert len(result["rewards"]) == len(uids) == 4
 
 
-def test_a_step_of_failures_stops_the_run():
-    with pytest.raises(TooManyFailuresError, match=r"3 of 4.*failed_node"):
-        bare_trainer().postprocess_generator_output(
-            output([[1], [0], [0], [0]], [1.0, 0, 0, 0]), list("aaaa")
+def test_a_step_of_failures_stops_the_run_and_leaves_a_report(tmp_path: Path):
+    trainer = bare_trainer()
+    trainer.run_dir = tmp_path / "run"
+    failed = output([[1], [0], [0], [0]], [1.0, 0, 0, 0])
+    failed["failure_messages"] = ["", "worker died", "worker died", "disk full"]
+    with pytest.raises(TooManyFailuresError, match=r"3 of 4.*node 3; see .*failures_step_0003.txt"):
+        trainer.postprocess_generator_output(failed, list("aaaa"))
+    report = (tmp_path / "run" / "failures_step_0003.txt").read_text()
+    assert "node: 3\n    2 x worker died\n    1 x disk full\n" in report
+
+
+def test_rows_of_one_trajectory_count_once():
+    """Three failed of five trajectories, though four of seven rows are fine."""
+    trainer = bare_trainer()
+    trainer.cfg.generator.step_wise_trajectories = True
+    rows = output([[1], [1], [1], [0], [1], [0], [0]], [1.0, 1.0, 1.0, 0, 1.0, 0, 0])
+    rows["is_last_step"] = [False, False, True, True, True, True, True]
+    with pytest.raises(TooManyFailuresError, match="3 of 5"):
+        trainer.postprocess_generator_output(rows, list("aaaaaaa"))
+    trainer.max_failed_share = 0.7
+    trainer.postprocess_generator_output(rows, list("aaaaaaa"))
+
+
+def test_a_step_without_any_healthy_rollout_stops_whatever_the_share():
+    trainer = bare_trainer()
+    trainer.max_failed_share = 1.0
+    with pytest.raises(TooManyFailuresError, match="1 of 2"):
+        trainer.postprocess_generator_output(
+            output([[0], [0]], [0.0, 0.0]) | {"stop_reasons": ["failed_cache", "quarantined"]}, list("aa")
         )
 
 

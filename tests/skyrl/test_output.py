@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from skyrl.train.generators.base import TrajectoryID
+from skyrl.train.utils.trainer_utils import validate_generator_output
 
-from recipes.swe.output import HistoryError, to_generator_output, trajectory_row
+from recipes.swe.output import HistoryError, to_generator_output, trainable, trajectory_rows
 from recipes.swe.types import Failure, Rollout, Trajectory, Turn
 from rewards.types import RewardResult
 
@@ -43,7 +45,7 @@ def test_a_row_is_exactly_what_was_sent_and_sampled(first, pieces, data):
             prompt = prompt + response + shown
             expected_mask += [0] * len(shown)
             expected_logprobs += [0.0] * len(shown)
-    row = trajectory_row(Trajectory(tuple(turns), "", "submitted"), 1.0)
+    (row,) = trajectory_rows(Trajectory(tuple(turns), "", "submitted"), 1.0)
     last = turns[-1]
     assert tuple(row.prompt_ids + row.response_ids) == last.prompt_ids + last.response_ids
     assert row.prompt_ids == list(first)
@@ -53,15 +55,67 @@ def test_a_row_is_exactly_what_was_sent_and_sampled(first, pieces, data):
     assert sampled == [t for turn in turns for t in turn.response_ids]
 
 
-def test_a_prompt_that_does_not_extend_the_last_is_refused():
-    turns = (make_turn((1, 2), (3,), (-0.1,)), make_turn((1, 2, 4, 5), (6,), (-0.1,)))
-    with pytest.raises(HistoryError, match="turn 2"):
-        trajectory_row(Trajectory(turns, "", "submitted"), 0.0)
+def test_prompts_that_do_not_extend_the_last_make_rows_of_their_own():
+    turns = (
+        make_turn((1, 2), (3,), (-0.1,)),
+        make_turn((1, 2, 3, 8), (4,), (-0.2,)),
+        make_turn((1, 2, 9), (6, 7), (-0.3, -0.4)),
+        make_turn((1, 2, 9, 6), (5,), (-0.5,)),
+    )
+    rows = trajectory_rows(Trajectory(turns, "", "submitted"), 1.0)
+    assert [(row.prompt_ids, row.response_ids, row.loss_mask, row.logprobs) for row in rows] == [
+        ([1, 2], [3, 8, 4], [1, 0, 1], [-0.1, 0.0, -0.2]),
+        ([1, 2, 9], [6, 7], [1, 1], [-0.3, -0.4]),
+        ([1, 2, 9, 6], [5], [1], [-0.5]),
+    ]
+    assert {row.reward for row in rows} == {1.0}
+
+
+def test_step_wise_rows_are_contiguous_and_marked():
+    several = make_rollout("a/0", (make_turn((1, 2), (3,), (-0.1,)), make_turn((1, 4), (6,), (-0.1,))))
+    one = make_rollout("a/1", (make_turn((1, 2), (3,), (-0.1,)),))
+    ids = [TrajectoryID("a", 0), TrajectoryID("a", 1), TrajectoryID("a", 2)]
+    output = to_generator_output([several, FAILED, one], pad_token_id=PAD, trajectory_ids=ids, step_wise=True)
+    assert output["trajectory_ids"] == [ids[0], ids[0], ids[1], ids[2]]
+    assert output["is_last_step"] == [False, True, True, True]
+    assert output["trajectory_generation_times"] == [2.0, 2.0, 0, 2.0]
+    assert output["failure_messages"] == ["", "", "lost", ""]
+    validate_generator_output(3, output, step_wise=True)
+    metrics = output["rollout_metrics"]
+    assert metrics["generate/avg_num_tokens"] == 1.5, "tokens of a trajectory, not of a row"
+    assert metrics["generate/tokens_per_turn_mean"] == 1
+
+
+@pytest.mark.parametrize("step_wise", [False, True])
+def test_a_record_that_cannot_be_trained_on_costs_one_rollout(step_wise: bool):
+    good = make_rollout("a/0", (make_turn((1,), (2,), (-0.5,)),))
+    elided = make_rollout("a/1", (make_turn((1, 2), (3,), (-0.1,)), make_turn((1, 4), (6,), (-0.1,))))
+    torn = make_rollout("a/2", (make_turn((1,), (2, 3), (-0.1,)),))
+    with pytest.raises(HistoryError):
+        to_generator_output([good, elided, torn], pad_token_id=PAD, step_wise=step_wise)
+    checked = trainable([good, elided, torn, FAILED, replace(good, reward=None)], step_wise=step_wise)
+    kinds = [rollout.failure and rollout.failure.kind for rollout in checked]
+    assert kinds == [None, None if step_wise else "internal", "internal", "sandbox", "internal"]
+    to_generator_output(checked, pad_token_id=PAD, step_wise=step_wise)
+
+
+def test_overlong_filtering_masks_what_a_limit_cut():
+    turns = (make_turn((1,), (2, 3), (-0.5, -0.5)),)
+    ends = ("submitted", "format", "context", "turn_limit", "time")
+    rollouts = [
+        replace(make_rollout("a/0", turns), trajectory=Trajectory(turns, "", end))  # type: ignore[arg-type]
+        for end in ends
+    ]
+    plain = to_generator_output([*rollouts, FAILED], pad_token_id=PAD)
+    assert plain["loss_masks"] == [[1, 1]] * 5 + [[0]]
+    filtered = to_generator_output([*rollouts, FAILED], pad_token_id=PAD, overlong_filtering=True)
+    assert filtered["loss_masks"] == [[1, 1], [1, 1], [0, 0], [0, 0], [0, 0], [0]]
+    assert filtered["rewards"] == plain["rewards"]
 
 
 def test_ids_without_logprobs_are_refused():
     with pytest.raises(HistoryError, match="logprobs"):
-        trajectory_row(Trajectory((make_turn((1,), (2, 3), (-0.1,)),), "", "submitted"), 0.0)
+        trajectory_rows(Trajectory((make_turn((1,), (2, 3), (-0.1,)),), "", "submitted"), 0.0)
 
 
 def test_failed_rollouts_keep_order_and_length():
@@ -77,9 +131,9 @@ def test_failed_rollouts_keep_order_and_length():
     assert output["stop_reasons"] == [
         "submitted",
         "failed_sandbox",
-        "failed_failed",
+        "failed_internal",
         "submitted",
-        "failed_failed",
+        "failed_internal",
     ]
 
 
