@@ -16,9 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from recipes.swe.build_types import BUILD_LIMITS, BUILD_VERSION, BuildError, facts_digest, run_build
+from recipes.swe.build_types import (
+    BUILD_LIMITS,
+    BUILD_VERSION,
+    BuildError,
+    facts_digest,
+    publish_from,
+    run_build,
+)
 from sandbox.cache import PYTHON_TARGET
-from sandbox.cache_publish import FIXED_MTIME_S, has_layer, layer_name, publish_layer
+from sandbox.cache_publish import FIXED_MTIME_S, has_layer, layer_name
 from sandbox.types import GIB, Backend, BindMount, SandboxSpec
 
 Kind = Literal["given", "uv", "conda", "pyenv", "system"]
@@ -67,7 +74,9 @@ def find_interpreters(
         for version in _versions(prefix):
             real = prefix.resolve()
             found.setdefault(real / version, Interpreter(real, version, kind))
-    return sorted(found.values(), key=lambda one: (*(-part for part in _key(one.version)), KINDS.index(one.kind)))
+    return sorted(
+        found.values(), key=lambda one: (*(-part for part in _key(one.version)), KINDS.index(one.kind))
+    )
 
 
 def choose(found: Sequence[Interpreter], wanted: str) -> Interpreter:
@@ -77,8 +86,8 @@ def choose(found: Sequence[Interpreter], wanted: str) -> Interpreter:
             return one
     there = ", ".join(f"{one.version} ({one.kind})" for one in found) or "none"
     raise BuildError(
-        f"Python {wanted} is not installed; found: {there}. Install it with `uv python install {wanted}`, pyenv "
-        f"or conda, or name its prefix in `pythons`"
+        f"Python {wanted} is not installed; found: {there}. Install it with `uv python install {wanted}`, "
+        f"pyenv or conda, or name its prefix in `pythons`"
     )
 
 
@@ -158,12 +167,9 @@ async def python_layer(root: Path, backend: Backend, python: Interpreter) -> str
     )
     async with await backend.open(spec) as sandbox:
         await run_build(sandbox, _script(python), f"Python {python.version}", timeout_s=LAYER_TIMEOUT_S)
-        with publish_layer(root, name, facts) as content:
-            if content is not None:
-                (content / "opt").mkdir()
-                await sandbox.download(
-                    PYTHON_TARGET, content / "opt" / "python", limit_bytes=LAYER_LIMIT_BYTES
-                )
+        await publish_from(
+            sandbox, root, name, facts, {PYTHON_TARGET: PYTHON_TARGET}, limit_bytes=LAYER_LIMIT_BYTES
+        )
     return name
 
 
@@ -203,7 +209,8 @@ def _script(python: Interpreter) -> str:
             # The former place is still needed by a program that finds its library there.
             f"LD_LIBRARY_PATH={PYTHON_TARGET}/lib {python.program} -IS /tmp/rewrite.py",
             f"find . -exec touch -h -d @{FIXED_MTIME_S} {{}} +",
-            f"test \"$({python.program} -c 'import sys, json, zlib, hashlib, ctypes; print(sys.prefix)')\" = {PYTHON_TARGET}",
+            f"found=$({python.program} -c 'import sys, json, zlib, hashlib, ctypes; print(sys.prefix)')",
+            f'test "$found" = {PYTHON_TARGET}',
             f"{python.program} -c 'import venv, ssl, sqlite3' || echo 'some modules are missing'",
             compile_command(python, f"{PYTHON_TARGET}/lib/python{python.minor}"),
         )
@@ -253,7 +260,7 @@ def rewrite(path):
 for folder, _, files in os.walk("."):
     for name in files:
         path = os.path.join(folder, name)
-        wanted = name.startswith(("_sysconfigdata", "libpython")) or name == "Makefile" or name.endswith(".pc")
+        wanted = name.startswith(("_sysconfigdata", "libpython")) or name.endswith((".pc", "Makefile"))
         if not os.path.islink(path) and (wanted or os.path.basename(folder) == "bin"):
             rewrite(path)
 """

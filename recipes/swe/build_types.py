@@ -4,12 +4,16 @@ Builds run code of others, always in a sandbox. What went wrong there is a `Buil
 step and keeps the output; what went wrong on our side stays the SandboxError that it is.
 """
 
+import asyncio
 import hashlib
 import json
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandbox.cache_publish import publish_layer
 from sandbox.types import GIB, MIB, ExecResult, Limits, Sandbox
 
 BUILD_VERSION = "2"
@@ -62,3 +66,36 @@ async def run_build(
         tail = result.text.strip()[-MAX_REASON_CHARACTERS:]
         raise BuildError(f"{what} failed (status {result.exit_status}): {tail}", log=result.text)
     return result
+
+
+async def publish_from(
+    sandbox: Sandbox,
+    root: Path,
+    name: str,
+    facts: dict[str, str],
+    paths: Mapping[str, str],
+    *,
+    limit_bytes: int,
+    tidy: Callable[[Path], None] = lambda _: None,
+) -> None:
+    """Makes a layer from directories of a sandbox: `paths` maps absolute paths inside to where they lie in
+    the layer. `tidy` gets the layer's content before it is published."""
+    (root / "layers").mkdir(parents=True, exist_ok=True)
+    stage = Path(tempfile.mkdtemp(prefix=".tmp-stage-", dir=root / "layers"))
+
+    def publish() -> None:
+        tidy(stage)
+        with publish_layer(root, name, facts) as content:
+            if content is not None:
+                for path in stage.iterdir():
+                    path.rename(content / path.name)
+
+    try:
+        for inside, target in paths.items():
+            place = stage / target.lstrip("/")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            await sandbox.download(inside, place, limit_bytes=limit_bytes)
+        # No lock is held while anything is awaited: two builds in one process would wait for each other.
+        await asyncio.to_thread(publish)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, stage, ignore_errors=True)

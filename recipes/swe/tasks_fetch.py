@@ -12,7 +12,7 @@ import ssl
 import urllib.error
 import urllib.request
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
@@ -24,7 +24,7 @@ from sandbox.cache_publish import write_atomically
 
 ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 TIMEOUT_S = 30.0
-MAX_BYTES = 64 << 20
+MAX_BYTES = 512 << 20
 
 
 class FetchError(Exception):
@@ -71,16 +71,17 @@ class Fetcher:
         self._attempts = attempts
         self._wait_s = wait_s
         self._tls: ssl.SSLContext | None = None
+        self._pages: dict[str, dict[str, str]] = {}
+        self._said: dict[str, str] = {}
 
     def fetch(self, wanted: Download) -> Path:
         """Path of the verified file; downloads it unless it is there. Raises FetchError."""
         target = self._folder / wanted.file
-        if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == wanted.sha256:
+        if self.verified(wanted.file, wanted.sha256) is not None:
             return target
-        page = f"{self._index}/{wanted.project}/"
-        url = dict(self._links(page)).get(wanted.file)
+        url = self._addresses(wanted.project).get(wanted.file)
         if url is None:
-            raise FetchError(f"{_shown(page)} does not list {wanted.file}")
+            raise FetchError(f"{_shown(self._page(wanted.project))} does not list {wanted.file}")
         data, _ = self._get(url)
         digest = hashlib.sha256(data).hexdigest()
         if digest != wanted.sha256:
@@ -88,13 +89,59 @@ class Fetcher:
         write_atomically(target, data)
         return target
 
+    def verified(self, file: str, sha256: str) -> Path | None:
+        """Path of the file if it lies here already and is what its hash says."""
+        target = self._folder / file
+        if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == sha256:
+            return target
+        return None
+
+    def files_of(self, project: str) -> list[str]:
+        """Names of all files that the index lists for a project."""
+        return list(self._addresses(project))
+
+    def fetch_one_of(self, project: str, file: str, hashes: Collection[str]) -> str | None:
+        """sha256 of the file if it is one of `hashes`, and then it lies in the folder; None for any other."""
+        target = self._folder / file
+        if target.is_file():
+            digest = hashlib.sha256(target.read_bytes()).hexdigest()
+            if digest in hashes:
+                return digest
+        url = self._addresses(project)[file]
+        said = self._said.get(url)
+        if said is not None and said not in hashes:
+            return None
+        data, _ = self._get(url)
+        digest = hashlib.sha256(data).hexdigest()
+        if digest not in hashes:
+            return None
+        write_atomically(target, data)
+        return digest
+
+    def hosts(self, project: str = "pip") -> tuple[str, ...]:
+        """Hosts that a client of this index talks to: its own and those that its files lie on."""
+        urls = [self._index, *self._addresses(project).values()]
+        return tuple(sorted({netloc for url in urls if (netloc := _host(url))}))
+
+    def _page(self, project: str) -> str:
+        return f"{self._index}/{project}/"
+
+    def _addresses(self, project: str) -> dict[str, str]:
+        """Address of every file by name; the page is asked for once."""
+        if project not in self._pages:
+            self._pages[project] = dict(self._links(self._page(project)))
+        return self._pages[project]
+
     def _links(self, page: str) -> Iterator[tuple[str, str]]:
         """(file name, address) of every file on a project's page."""
         data, kind = self._get(page)
         try:
             if "json" in kind:
                 for entry in json.loads(data)["files"]:
-                    yield entry["filename"], urljoin(page, entry["url"])
+                    url = urljoin(page, entry["url"])
+                    if sha256 := entry.get("hashes", {}).get("sha256"):
+                        self._said[url] = sha256
+                    yield entry["filename"], url
                 return
             parser = _Anchors()
             parser.feed(data.decode("utf-8", "replace"))
@@ -140,8 +187,11 @@ class Fetcher:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=self._tls) as response:
             data: bytes = response.read(MAX_BYTES + 1)
             kind: str = response.headers.get("Content-Type", "")
+            length: str | None = response.headers.get("Content-Length")
         if len(data) > MAX_BYTES:
             raise ValueError(f"more than {MAX_BYTES >> 20} MiB")
+        if length is not None and length.isdigit() and len(data) < int(length):
+            raise ConnectionError(f"cut off after {len(data)} of {length} bytes")
         return data, kind
 
 
@@ -164,6 +214,15 @@ def _worth_retrying(error: BaseException) -> bool:
     if isinstance(error, urllib.error.URLError) and isinstance(error.reason, FileNotFoundError):
         return False
     return isinstance(error, OSError)
+
+
+def _host(url: str) -> str:
+    """`host` or `host:port`, as sandboxes name what they may reach; empty for files."""
+    parts = urlsplit(url)
+    if not parts.hostname:
+        return ""
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return host if parts.port is None else f"{host}:{parts.port}"
 
 
 def _shown(url: str) -> str:
