@@ -144,12 +144,13 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", device: i
     return info
 
 
+DIR = tarfile.DIRTYPE
 HOSTILE = {
     "above": [member("../evil")],
     "absolute": [member("/tmp/evil-h5")],
     "dots inside": [member("a", tarfile.DIRTYPE), member("a/../../evil")],
     "through a link": [member("a", tarfile.SYMTYPE, ".."), member("a/evil")],
-    "through a link below": [member("d", tarfile.DIRTYPE), member("l", tarfile.SYMTYPE, "d"), member("l/evil")],
+    "through a link below": [member("d", DIR), member("l", tarfile.SYMTYPE, "d"), member("l/evil")],
     "hard link outside": [member("evil", tarfile.LNKTYPE, "../secret")],
     "device": [member("evil", tarfile.CHRTYPE, device=1)],
     "block device": [member("evil", tarfile.BLKTYPE)],
