@@ -2,6 +2,8 @@
 
 Tries every facility and runs the conformance suite of `sandbox.conformance` on real sandboxes. Exit
 status: 0 sandboxes work, 1 they open but a check failed, 3 this machine cannot open any. Changes nothing.
+With --recipe it answers another question, without opening anything: whether that run fits the memory of the
+given GPUs (0 yes, 2 wrong configuration, 3 no).
 """
 
 import argparse
@@ -37,9 +39,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python launch/doctor.py", description=__doc__)
     parser.add_argument("--layers", type=Path, metavar="DIR", help="where layers will lie (default: here)")
     parser.add_argument("--no-checks", action="store_true", help="probe only, open no sandbox")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--recipe", metavar="NAME", help="say whether this run fits in memory, and stop")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="with --recipe: as for launch/train.py"
+    )
+    parser.add_argument(
+        "--gpus", type=int, metavar="N", help="with --recipe: GPUs of a node (default: its own)"
+    )
+    parser.add_argument("--gpu-memory-gib", type=float, default=80.0, metavar="GIB", help="of one GPU (80)")
+    parser.add_argument(
+        "--host-memory-gib", type=float, metavar="GIB", help="of one node (default: not checked)"
+    )
+    options = parser.parse_intermixed_args(arguments)
+    if options.recipe is None:
+        if options.overrides:
+            parser.error(f"{options.overrides[0]}: overrides belong to --recipe")
+        return _check_machine(options.layers, options.no_checks)
+    from launch.doctor_recipe import check_recipe  # Hydra is not needed for the machine alone
+
+    return check_recipe(
+        options.recipe,
+        options.overrides,
+        gpus=options.gpus,
+        gpu_gib=options.gpu_memory_gib,
+        host_gib=options.host_memory_gib,
+    )
+
+
+def _check_machine(layers: Path | None, no_checks: bool) -> int:
     console = Console()
-    findings = probe(options.layers or Path.cwd())
+    findings = probe(layers or Path.cwd())
     console.print(_findings_table(findings))
     missing = [finding for finding in findings if finding.required and not finding.ok]
     if missing:
@@ -49,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if any(finding.name == "landlock" and finding.ok for finding in findings):
             console.print(_WEAK, markup=False)
         return UNUSABLE_MACHINE
-    return OK if options.no_checks else asyncio.run(_check(console))
+    return OK if no_checks else asyncio.run(_check(console))
 
 
 def _findings_table(findings: Sequence[Finding]) -> Table:

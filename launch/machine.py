@@ -70,7 +70,7 @@ def missing_on_machine(config: Mapping[str, Any]) -> list[str]:
     if needs.gpus > gpus_here:
         missing.append(f"GPUs: {needs.gpus} on each of {needs.nodes} nodes, {gpus_here} here")
     missing.extend(_missing_packages(needs.gpus > 0))
-    missing.extend(_missing_hub_parts(config))
+    missing.extend(_missing_model(config))
     memory = psutil.virtual_memory().total / GIB
     if not needs.gpus and memory < CPU_RUN_GIB:
         missing.append(f"memory: about {CPU_RUN_GIB} GiB are needed, {memory:.1f} GiB are here")
@@ -94,22 +94,26 @@ def _missing_packages(gpus: bool) -> list[str]:
     return missing
 
 
-def _missing_hub_parts(config: Mapping[str, Any]) -> list[str]:
+def hub_dir() -> Path:
+    """Folder of the hub's local cache."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    return Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+
+
+def hub_file(model: str, pattern: str) -> Path | None:
+    """A file of a model in the hub's local cache; None when it is not there."""
+    snapshots = hub_dir() / f"models--{model.replace('/', '--')}" / "snapshots"
+    return next(iter(sorted(snapshots.glob(f"*/{pattern}"))), None)
+
+
+def _missing_model(config: Mapping[str, Any]) -> list[str]:
     from launch.config_validate import is_local
 
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-    missing: list[str] = []
-    for key, kind, pattern, flag in (
-        ("policy", "models", "*/*.safetensors", ""),
-        ("data", "datasets", "*/**/*.parquet", " --repo-type dataset"),
-    ):
-        path = config[key]["path"]
-        folder = hub / f"{kind}--{path.replace('/', '--')}" / "snapshots"
-        if not is_local(path) and not any(folder.glob(pattern)):
-            how = f"hf download {path}{flag}, or set {key}.path to a local copy"
-            missing.append(f"{key}.path: {path} is not in {hub}; run: {how}")
-    return missing
+    path = config["policy"]["path"]
+    if is_local(path) or hub_file(path, "*.safetensors"):
+        return []
+    how = f"hf download {path}, or set policy.path to a local copy"
+    return [f"policy.path: {path} is not in {hub_dir()}; run: {how}"]
 
 
 def installed_version(distribution: str) -> str | None:

@@ -19,7 +19,9 @@ def rejection(skyrl: Mapping[str, Any]) -> str | None:
         config = SkyRLTrainConfig.from_cli_overrides(dict(skyrl))
         engine = config.generator.inference_engine
         if not (engine.run_engines_locally or engine.external_proxy_url or engine.external_server_urls):
-            engine.external_proxy_url = "http://127.0.0.1:1"  # the address is known once the server is started
+            engine.external_proxy_url = (
+                "http://127.0.0.1:1"  # the address is known once the server is started
+            )
         validate_cfg(config)
     except (ValueError, AssertionError, TypeError, NotImplementedError) as error:
         return " ".join(str(error).split())
