@@ -5,9 +5,10 @@ our side raises GraderError and is never a reward; so does an end of which nothi
 fault, once: `rewards.retry.grade_with_retry` grades again in a fresh sandbox and is what most callers want.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rewards.apply import (
     apply_division,
@@ -29,6 +30,18 @@ from rewards.verdict import TIME_LIMIT, doubt, verdict
 __all__ = ["TIME_LIMIT", "apply_patch", "grade", "select", "verdict"]
 
 _DEFAULT_POLICY = PatchPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A patched Python file."""
+
+    path: str
+    """Relative to the work directory."""
+    added: frozenset[int]
+    """Numbers of the lines that the patch added."""
+    content: bytes
+    """All of it."""
 
 
 async def grade(
@@ -57,14 +70,12 @@ async def grade(
         return RewardResult(
             0.0, False, 0.0, 0, dropped_paths=dropped, dropped_by_reason=counts, reasons=(why,)
         )
-    suspicions = await _lint(division.kept, sandbox, tests) if policy.lint else ()
+    sources = await _patched_sources(division.kept, sandbox, tests) if policy.lint else ()
     if tests.test_patch:
         await apply_test_patch(tests.test_patch, sandbox, tests.workdir)
     await restore_files(restore or {}, sandbox, tests.workdir)
     try:
-        return replace(
-            await _judge(tests, sandbox, suspicions), dropped_paths=dropped, dropped_by_reason=counts
-        )
+        return replace(await _judge(tests, sandbox, sources), dropped_paths=dropped, dropped_by_reason=counts)
     except GraderError as error:
         if error.repeated is not None:
             error.repeated = replace(error.repeated, dropped_paths=dropped, dropped_by_reason=counts)
@@ -102,30 +113,46 @@ def select(patch: str, test_files: Sequence[str], policy: PatchPolicy) -> Divisi
     return policy.divide(read_patch(patch), test_files)
 
 
-async def _judge(tests: TestSpec, sandbox: GradingSandbox, suspicions: Sequence[str]) -> RewardResult:
+async def _judge(tests: TestSpec, sandbox: GradingSandbox, sources: Sequence[_Source]) -> RewardResult:
     """Runs the tests. Raises GraderError, also for a verdict that is in doubt."""
+    # Beside the run, which waits for the sandbox: it is work for this process only.
+    linting = asyncio.create_task(asyncio.to_thread(_lint, sources, _names(tests)))
     try:
         run = await run_spec(tests, sandbox)
     except RunnerDiedError as error:
         nothing = TestRun({}, None, False, b"", (str(error),))
-        raise GraderError(str(error), error.kind, repeated=verdict(tests, nothing, suspicions)) from error
-    result = verdict(tests, run, suspicions)
+        repeated = verdict(tests, nothing, await linting)
+        raise GraderError(str(error), error.kind, repeated=repeated) from error
+    finally:
+        await asyncio.wait((linting,))
+    result = verdict(tests, run, linting.result())
     kind = doubt(tests, run, result)
     if kind is not None:
         raise GraderError(f"{kind}: {'; '.join(result.reasons)}"[:1000], kind, repeated=result)
     return result
 
 
-async def _lint(parts: Sequence[FilePatch], sandbox: GradingSandbox, tests: TestSpec) -> tuple[str, ...]:
-    """Suspicions in the patched Python files; reads them from the sandbox."""
-    names = _names(tests)
-    found: list[str] = []
-    for part in parts:
-        if part.new_path is None or not part.new_path.endswith((".py", ".pyi")) or not part.added_lines:
-            continue
-        source = await _read(sandbox, f"{tests.workdir}/{part.new_path}")
-        found += find_suspicions(part.new_path, source, part.added_lines, names)
-    return tuple(found)
+def _lint(sources: Sequence[_Source], names: frozenset[str]) -> tuple[str, ...]:
+    """Suspicions in patched files."""
+    return tuple(
+        found
+        for source in sources
+        for found in find_suspicions(source.path, source.content, source.added, names)
+    )
+
+
+async def _patched_sources(
+    parts: Sequence[FilePatch], sandbox: GradingSandbox, tests: TestSpec
+) -> tuple[_Source, ...]:
+    """The Python files that the patch adds lines to, as they are before anything of the task has run."""
+    wanted = [
+        (part.new_path, part.added_lines)
+        for part in parts
+        if part.new_path is not None and part.new_path.endswith((".py", ".pyi")) and part.added_lines
+    ]
+    return tuple(
+        [_Source(path, lines, await _read(sandbox, f"{tests.workdir}/{path}")) for path, lines in wanted]
+    )
 
 
 async def _read(sandbox: GradingSandbox, path: str) -> bytes:
