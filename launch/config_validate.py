@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.config_check import MISSING, check
 from launch.config_compose import CONFIG_DIR, ROOT, ConfigError, compose_config, to_plain
+from launch.config_derive import derive
 from launch.config_rules import broken_rules
 from launch.config_schema import TrainConfig
 
@@ -33,6 +34,7 @@ def load_config(
     make_paths_absolute(composed)
     plain, unresolved = to_plain(composed)
     errors.extend(unresolved)
+    errors.extend(derive(plain))
     errors.extend(check_all(plain, already_reported=errors))
     if inputs_must_exist and plain.get("dry_run") is False:
         errors.extend(missing_inputs(plain))
