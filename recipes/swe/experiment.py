@@ -70,6 +70,8 @@ class SweExp(BasePPOExp):
             self._task_by_id,
             seed=int(self.settings["seed"]),
             pad_token_id=tokenizer.pad_token_id,
+            step_wise=cfg.generator.step_wise_trajectories,
+            overlong_filtering=cfg.generator.apply_overlong_filtering,
             observers=[self.recorder],
         )
 
