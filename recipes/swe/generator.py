@@ -19,7 +19,7 @@ from skyrl.train.generators.base import (
 )
 
 from recipes.report.recorder import Observer
-from recipes.swe.output import to_generator_output
+from recipes.swe.output import to_generator_output, trainable
 from recipes.swe.types import Rollout, RolloutRequest, TaskInstance
 
 
@@ -47,17 +47,22 @@ class SweGenerator(GeneratorInterface):
         *,
         seed: int,
         pad_token_id: int,
+        step_wise: bool = False,
+        overlong_filtering: bool = False,
         observers: Sequence[Observer] = (),
     ) -> None:
-        """`tasks` by instance id; the ids of input rows must be among them."""
+        """`tasks` by instance id; the ids of input rows must be among them. `step_wise` and
+        `overlong_filtering` are SkyRL's keys step_wise_trajectories and apply_overlong_filtering."""
         self._fanout = fanout
         self._tasks = tasks
         self._seed = seed
         self._pad_token_id = pad_token_id
+        self._step_wise = step_wise
+        self._overlong_filtering = overlong_filtering
         self._observers = tuple(observers)
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
-        """One rollout per row; order and length kept."""
+        """One rollout for each input row, in order; several rows of output for it when step-wise."""
         metadata, trajectory_ids = input_batch["batch_metadata"], input_batch["trajectory_ids"]
         assert metadata is not None and trajectory_ids is not None, "SkyRL's trainer always sets both"
         sampling = input_batch["sampling_params"] or {}
@@ -66,7 +71,7 @@ class SweGenerator(GeneratorInterface):
         requests = [self._request(row, step, phase, sampling) for row in trajectory_ids]
         psutil.cpu_percent()
         started = time.monotonic()
-        rollouts = await self._fanout.run(requests)
+        rollouts = trainable(await self._fanout.run(requests), step_wise=self._step_wise)
         seconds = time.monotonic() - started
         extra = {
             "environment/cpu_util_mean": psutil.cpu_percent() / 100,
@@ -78,6 +83,8 @@ class SweGenerator(GeneratorInterface):
             rollouts,
             pad_token_id=self._pad_token_id,
             trajectory_ids=trajectory_ids,
+            step_wise=self._step_wise,
+            overlong_filtering=self._overlong_filtering and not phase,
             extra_metrics=extra,
         )
 

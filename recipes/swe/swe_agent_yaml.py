@@ -163,4 +163,10 @@ def _history_processors(section: Any, settings: SweAgentSettings) -> None:
         kind = processor.get("type")
         if kind == "cache_control":
             continue  # About a provider's billing.
-        settings.warnings.append(f"agent.history_processors: no {kind} yet, the whole history is kept")
+        if kind != "last_n_observations":
+            settings.errors.append(f"agent.history_processors: {kind} is not supported")
+            continue
+        settings.values["keep_last_observations"] = processor.get("n")
+        settings.values["elide_every_turns"] = processor.get("polling", 1)
+        for key in sorted(processor.keys() - {"type", "n", "polling"}):  # tags, which nothing here sets
+            settings.warnings.append(f"agent.history_processors: {kind}.{key} has no effect here")

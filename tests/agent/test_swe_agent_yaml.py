@@ -29,7 +29,10 @@ FILE = {
             "parse_function": {"type": "xml_function_calling"},
             "execution_timeout": 300,
         },
-        "history_processors": [{"type": "last_n_observations", "n": 5}],
+        "history_processors": [
+            {"type": "cache_control"},
+            {"type": "last_n_observations", "n": 5, "polling": 3, "always_keep_output_for_tags": ["x"]},
+        ],
         "model": {"name": "x", "temperature": 0.0, "per_instance_call_limit": 75},
     }
 }
@@ -52,7 +55,8 @@ def test_a_published_shape(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     assert config.time_limit_s == 300
     assert config.shell_env["PAGER"] == "cat"
     assert config.allow_multiple_calls
-    assert "last_n_observations" in caplog.text
+    assert (config.keep_last_observations, config.elide_every_turns) == (5, 3)
+    assert "last_n_observations.always_keep_output_for_tags has no effect" in caplog.text
 
 
 def test_what_is_not_supported_is_named(tmp_path: Path) -> None:
@@ -62,12 +66,13 @@ def test_what_is_not_supported_is_named(tmp_path: Path) -> None:
         "parse_function": {"type": "thought_action"},
         "submit_command": "x",
     }
-    path = write(tmp_path, {"agent": {**agent, "tools": tools, "surprise": 1}})
+    history = [{"type": "closed_window"}]
+    path = write(tmp_path, {"agent": {**agent, "tools": tools, "history_processors": history, "surprise": 1}})
     with pytest.raises(AgentConfigError) as caught:
         read_swe_agent_yaml(path)
-    assert len(caught.value.problems) == 4
+    assert len(caught.value.problems) == 5
     text = str(caught.value)
-    for part in ("windowed", "thought_action", "submit_command", "surprise"):
+    for part in ("windowed", "thought_action", "submit_command", "closed_window", "surprise"):
         assert part in text
 
 
