@@ -10,23 +10,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import ray
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.trainer import RayPPOTrainer
 from skyrl.train.utils import validate_cfg
 from skyrl.train.utils.trainer_utils import cleanup_old_checkpoints
 from skyrl.train.utils.utils import prepare_runtime_environment
 
+from recipes.cpu.client import PatientClient
+from recipes.cpu.nodes import ray_cluster
 from recipes.cpu.server import REPOSITORY, ServerSettings, VllmServer
 from recipes.cpu.stand_ins import install_flash_attn
+from recipes.cpu.supervisor import RESTART_WAIT_S, Supervisor
 from recipes.swe.console import log_to_file, say
 from recipes.swe.experiment import SweExp, skyrl_config, without_progress_bar
 from recipes.swe.trainers import AsyncTrainer, SyncTrainer
 
 LOGPROB_TOLERANCE = 1e-3
 """Both sides compute in fp32: a larger mean difference means that they hold different weights."""
-
-OBJECT_STORE_BYTES = 256 << 20
 
 
 class OnCpu(RayPPOTrainer):
@@ -59,20 +59,25 @@ class CpuSweExp(SweExp):
     sync_trainer = CpuSyncTrainer
     async_trainer = CpuAsyncTrainer
     logprob_tolerance = LOGPROB_TOLERANCE
+    reconnect_s = RESTART_WAIT_S
 
-    def __init__(self, cfg: SkyRLTrainConfig, settings: Mapping[str, Any], server: VllmServer) -> None:
+    def __init__(
+        self, cfg: SkyRLTrainConfig, settings: Mapping[str, Any], server: VllmServer, supervisor: Supervisor
+    ) -> None:
         self.server = server
+        self.supervisor = supervisor
         self.on_ready: Callable[[], None] = lambda: None
         super().__init__(cfg, settings)
 
     def get_inference_client(self) -> Any:
         """SkyRL's client of our server, which need not answer yet: workers come up meanwhile."""
         self.fanout = self.start_fanout(self.server.url)
-        return super().get_inference_client()
+        return PatientClient.of(super().get_inference_client())
 
     def wait_until_ready(self) -> None:
         """Block until server and rollout workers are there."""
         self.server.wait_healthy()
+        self.supervisor.start()
         super().wait_until_ready()
         self.on_ready()
 
@@ -101,8 +106,8 @@ def server_settings(cfg: SkyRLTrainConfig) -> ServerSettings:
     )
 
 
-def start_ray(cfg: SkyRLTrainConfig, paths: Mapping[str, str]) -> None:
-    """A Ray of our own on this machine, sized for it, all its files below the run's temporary folder."""
+def worker_environment(cfg: SkyRLTrainConfig, paths: Mapping[str, str]) -> dict[str, Any]:
+    """Ray's `runtime_env` of all its workers."""
     from recipes.cpu.worker import SYNC_DIR_VARIABLE
 
     variables = prepare_runtime_environment(cfg) | {
@@ -115,20 +120,8 @@ def start_ray(cfg: SkyRLTrainConfig, paths: Mapping[str, str]) -> None:
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",
     }
-    ray.init(
-        address="local",
-        num_cpus=os.cpu_count(),
-        num_gpus=0,
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        _temp_dir=paths["temp_dir"],
-        runtime_env={
-            "env_vars": variables,
-            "worker_process_setup_hook": "recipes.cpu.stand_ins.install_flash_attn",
-        },
-        logging_level="error",
-        log_to_driver=False,
-    )
+    hook = "recipes.cpu.stand_ins.install_flash_attn"
+    return {"env_vars": variables, "worker_process_setup_hook": hook}
 
 
 def run_on_cpu(settings: Mapping[str, Any]) -> None:
@@ -146,14 +139,13 @@ def run_on_cpu(settings: Mapping[str, Any]) -> None:
     engine.external_proxy_url, engine.external_server_urls = server.url, [server.url]
     validate_cfg(cfg)
     say("starting vLLM, Ray and the trainer (a minute or so)")
-    with server:
-        start_ray(cfg, paths)
+    nodes = ray_cluster(
+        settings["cluster"], temp_dir=paths["temp_dir"], runtime_env=worker_environment(cfg, paths)
+    )
+    with server, Supervisor(server, sync_dir=Path(paths["shm_dir"]), say=say) as supervisor, nodes:
+        exp = CpuSweExp(cfg, settings, server, supervisor)
+        exp.on_ready = lambda: say(f"all up after {time.monotonic() - started:.0f} s")
         try:
-            exp = CpuSweExp(cfg, settings, server)
-            exp.on_ready = lambda: say(f"all up after {time.monotonic() - started:.0f} s")
-            try:
-                exp.run()
-            finally:
-                exp.close()
+            exp.run()
         finally:
-            ray.shutdown()
+            exp.close()

@@ -138,7 +138,7 @@ class VllmServer:
         return env
 
     def start(self) -> None:
-        """Start the process group; must be called from the main thread, whose death ends the server."""
+        """Start the process group; the death of the calling thread ends it."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -154,7 +154,7 @@ class VllmServer:
         """Block until the server answers. Raises ServerError with the log's tail."""
         deadline = time.monotonic() + self.settings.start_timeout_s
         while time.monotonic() < deadline:
-            if self._process is None or self._process.poll() is not None:
+            if self._process is None or self.ended() is not None:
                 raise ServerError(f"the vLLM server ended while starting; {self._tail()}")
             if self._answers():
                 return
@@ -162,6 +162,10 @@ class VllmServer:
         raise ServerError(
             f"no answer from the vLLM server in {self.settings.start_timeout_s:g} s; {self._tail()}"
         )
+
+    def ended(self) -> int | None:
+        """Exit status when it ended by itself; None while it runs, and when it was never started."""
+        return None if self._process is None else self._process.poll()
 
     def stop(self) -> None:
         """Kill the whole group and reap it. Idempotent."""

@@ -6,11 +6,13 @@ this module loads SkyRL, Ray and torch.
 """
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from skyrl.train import fully_async_trainer
 from skyrl.train import trainer as trainer_module
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.entrypoints.main_base import BasePPOExp
@@ -35,6 +37,8 @@ class SweExp(BasePPOExp):
     sync_trainer: type[SyncTrainer] = SyncTrainer
     async_trainer: type[AsyncTrainer] = AsyncTrainer
     logprob_tolerance: float | None = None
+    reconnect_s: float = 30.0
+    """How long rollouts try to reach a server that refuses connections."""
 
     def __init__(self, cfg: SkyRLTrainConfig, settings: Mapping[str, Any]) -> None:
         self.settings = settings
@@ -82,6 +86,7 @@ class SweExp(BasePPOExp):
             **{name: self.settings[name] for name in ("agent", "sandbox", "reward", "paths", "policy")},
             "server_url": server_url,
             "served_model_name": served,
+            "reconnect_s": self.reconnect_s,
         }
         factory = self.settings.get("runner_factory", RUNNER_FACTORY)
         return Fanout(
@@ -140,10 +145,12 @@ class SweExp(BasePPOExp):
         )
 
     def close(self) -> None:
-        """Close the rollout workers and their sandboxes."""
+        """Close the rollout workers and their sandboxes, and SkyRL's router."""
         fanout, self.fanout = self.fanout, None
         if fanout is not None:
             asyncio.run(fanout.close())
+        if self._inference_router is not None:
+            self._inference_router.shutdown()
 
 
 def skyrl_config(settings: Mapping[str, Any]) -> SkyRLTrainConfig:
@@ -153,7 +160,17 @@ def skyrl_config(settings: Mapping[str, Any]) -> SkyRLTrainConfig:
 
 def without_progress_bar() -> None:
     """Take the bar out of SkyRL's trainer: we print a line per step instead."""
-    trainer_module.tqdm = partial(tqdm, disable=True)
+    for module in (trainer_module, fully_async_trainer):
+        module.tqdm = partial(tqdm, disable=True)
+
+
+def ray_address(cluster: Mapping[str, Any]) -> str:
+    """What SkyRL's `ray.init()` is to join: `local` starts Ray here and joins nothing that happens to run."""
+    if cluster["kind"] == "local":
+        return "local"
+    if cluster["address"] in (None, "auto"):
+        return os.environ.get("RAY_ADDRESS") or "auto"
+    return str(cluster["address"])
 
 
 def run(settings: Mapping[str, Any]) -> None:
@@ -170,10 +187,13 @@ def run(settings: Mapping[str, Any]) -> None:
     without_progress_bar()
     cfg = skyrl_config(settings)
     validate_cfg(cfg)
-    initialize_ray(cfg)
-    exp = SweExp(cfg, settings)
+    os.environ["RAY_ADDRESS"] = ray_address(settings["cluster"])
     try:
-        exp.run()
+        initialize_ray(cfg)
+        exp = SweExp(cfg, settings)
+        try:
+            exp.run()
+        finally:
+            exp.close()
     finally:
-        exp.close()
         ray.shutdown()

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_exponential
+from tenacity import AsyncRetrying, RetryCallState, RetryError, retry_if_exception_type, wait_exponential
 
 from recipes.swe.chat import ChatCodec
 from recipes.swe.failures import ProviderError, one_line
@@ -80,7 +80,7 @@ class VllmPolicy:
         attempts = AsyncRetrying(
             retry=retry_if_exception_type((aiohttp.ClientOSError, aiohttp.ServerDisconnectedError)),
             wait=wait_exponential(multiplier=0.1, max=2.0),
-            stop=stop_after_delay(self._reconnect_s),
+            stop=_Outage(self._reconnect_s),
         )
         try:
             async for attempt in attempts:
@@ -105,6 +105,19 @@ class VllmPolicy:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
             self._http = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
         return self._http
+
+
+class _Outage:
+    """Stops tenacity when a server has been out of reach for so long, however long the call took before."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._since: float | None = None
+
+    def __call__(self, state: RetryCallState) -> bool:
+        now = state.outcome_timestamp or 0.0
+        self._since = now if self._since is None else self._since
+        return now - self._since >= self._limit_s
 
 
 class ScriptedPolicy:

@@ -92,7 +92,12 @@ async def open_runner(config: Mapping[str, Any], stack: AsyncExitStack) -> Runne
 
     sandbox, reward, paths = config["sandbox"], config["reward"], config["paths"]
     codec = ChatCodec(AutoTokenizer.from_pretrained(config["policy"]["path"]))
-    policy = VllmPolicy(config["server_url"], config["served_model_name"], stop_token_ids=(codec.end_id,))
+    policy = VllmPolicy(
+        config["server_url"],
+        config["served_model_name"],
+        stop_token_ids=(codec.end_id,),
+        reconnect_s=config["reconnect_s"],
+    )
     stack.push_async_callback(policy.close)
     inner = await stack.enter_async_context(MiniBackend(state_dir=Path(paths["temp_dir"]) / "sandboxes"))
     backend = await stack.enter_async_context(ReadyBackend(inner, most=sandbox["max_concurrent"]))
@@ -182,5 +187,6 @@ class RolloutWorker:
             if self._runner is None:
                 module, name = self._factory.split(":")
                 factory = getattr(importlib.import_module(module), name)
-                self._runner = await factory(self._config, self._stack)
+                self._runner = runner = await factory(self._config, self._stack)
+                return runner
             return self._runner

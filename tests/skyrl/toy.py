@@ -77,7 +77,12 @@ class ToyRunner:
 async def open_toy_runner(config: Mapping[str, Any], stack: AsyncExitStack) -> ToyRunner:
     """Factory for the fan-out."""
     codec = ChatCodec(AutoTokenizer.from_pretrained(config["policy"]["path"]))
-    policy = VllmPolicy(config["server_url"], config["served_model_name"], stop_token_ids=(codec.end_id,))
+    policy = VllmPolicy(
+        config["server_url"],
+        config["served_model_name"],
+        stop_token_ids=(codec.end_id,),
+        reconnect_s=config["reconnect_s"],
+    )
     stack.push_async_callback(policy.close)
     return ToyRunner(codec, policy, tuple(config["agent"].get("fail_ids", ())))
 
