@@ -65,13 +65,14 @@ def doubt(tests: TestSpec, run: TestRun, result: RewardResult) -> FaultKind | No
 
     Only a verdict without success is ever in doubt. Memory and disk: the kernel's count of kills includes
     those of a machine that is out of memory as a whole, and a writable layer may lie on a disk that others
-    fill. A test process killed with SIGKILL: by itself, or by a machine out of memory where nobody counts.
+    fill. A test process killed with SIGKILL, or stopped: by itself, by a machine out of memory where nobody
+    counts, or by somebody on the machine.
     Time: only when the machine was seen to be late, for a good part of the limit that was exceeded."""
     if result.tests_passed:
         return None
     if run.exhausted in ("memory", "disk"):
         return run.exhausted
-    if run.killed:
+    if run.killed or run.stopped:
         return "runner_died"
     limit_s = tests.timeout_s if run.timed_out else tests.test_timeout_s
     timed_out = run.timed_out or "timeout" in run.statuses.values()

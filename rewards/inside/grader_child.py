@@ -190,8 +190,9 @@ def become_worker(request, writer, key):
 
 
 def descendants():
-    """Everything below this process; orphans come back to it, since it is a subreaper."""
-    parents = {}
+    """Everything below this process, with its state as proc(5) has it; orphans come back to it, since it is a
+    subreaper."""
+    below, states = {}, {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -199,13 +200,19 @@ def descendants():
                     fields = file.read().rsplit(b")", 1)[1].split()
             except (OSError, IndexError):
                 continue
-            parents.setdefault(int(fields[1]), []).append(int(name))
-    found, queue = [], [os.getpid()]
+            below.setdefault(int(fields[1]), []).append(int(name))
+            states[int(name)] = fields[0]
+    found, queue = {}, [os.getpid()]
     while queue:
-        below = parents.get(queue.pop(), [])
-        found += below
-        queue += below
+        for pid in below.get(queue.pop(), []):
+            found[pid] = states[pid]
+            queue.append(pid)
     return found
+
+
+def is_any_stopped():
+    """Whether a signal has stopped something below."""
+    return b"T" in descendants().values()
 
 
 def kill_all(limit_s=5.0):

@@ -17,7 +17,7 @@ import sys
 import time
 
 from grader_channel import blake2b  # pyright: ignore
-from grader_child import PR_SET_DUMPABLE, Child, kill_all  # pyright: ignore
+from grader_child import PR_SET_DUMPABLE, Child, is_any_stopped, kill_all  # pyright: ignore
 
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 MAX_CHILDREN = 25
@@ -43,6 +43,7 @@ class Run:
         self.dead_files = []
         self.problems = []
         self.killed = []
+        self.stopped = []
         self.finish = None
         self.ready = False
         self.timed_out = False
@@ -72,9 +73,8 @@ def is_full(path):
 def watch(run, child):
     """Follows one child to its end; returns "exited", "test limit" or "run limit"."""
     limit = run.request["test_timeout_s"]
-    tick = TICK_S
+    tick, now = TICK_S, time.monotonic()
     while True:
-        now = time.monotonic()
         if now >= run.deadline:
             return "run limit"
         if limit and child.current is not None and now - child.since >= limit:
@@ -82,8 +82,9 @@ def watch(run, child):
         # A stream that ended is a process about to end: its end wakes nobody, so look often at first.
         tick = TICK_S if child.reader is not None else min(2 * tick, TICK_S)
         ready = select.select(child.handles(), [], [], tick)[0]
-        late = time.monotonic() - now - tick
-        if not ready and late > LATE_S:
+        before, now = now, time.monotonic()
+        late = now - before - tick
+        if late > LATE_S:
             run.late_s += late
             # Time that this process did not get either is not held against the test.
             child.since += late
@@ -107,6 +108,8 @@ def supervise(run):
         run.children += 1
         child = Child(run, os.urandom(32))
         why = watch(run, child)
+        if why != "exited" and is_any_stopped():
+            run.stopped.append(child.current or "")
         kill_all()
         child.close()
         if why == "run limit":
@@ -153,6 +156,7 @@ def write_results(run, key):
         "tampered": tampered,
         "problems": run.problems[:20],
         "killed": run.killed,
+        "stopped": run.stopped,
         "timed_out": run.timed_out,
         "late_s": run.late_s,
         "disk_full": run.disk_full,

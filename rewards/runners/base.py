@@ -35,6 +35,8 @@ class TestRun:
     """What ran out while tests ran; evidence, not a verdict."""
     killed: tuple[str, ...] = ()
     """Tests whose process was killed with SIGKILL by neither the runner nor its limits."""
+    stopped: tuple[str, ...] = ()
+    """Tests that went over a time limit while one of their processes was stopped by a signal."""
     late_s: float = 0.0
     """Seconds that the idle supervisor woke up too late: the machine was busy or stopped."""
 

@@ -193,6 +193,7 @@ def judge(
         aliases={name: tuple(ids) for name, ids in aliases.items() if canary not in name},
         exhausted=exhausted,
         killed=tuple(results["killed"]),
+        stopped=tuple(results["stopped"]),
         late_s=results["late_s"],
     )
 

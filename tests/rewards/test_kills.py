@@ -5,12 +5,13 @@ earns a 0. What the judged code does to itself costs it one more grading and the
 """
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,7 +77,11 @@ async def strike(backend: MiniBackend, victim: str, number: int, delay_s: float)
 
 
 async def judged(
-    backend: MiniBackend, patch: str, *layers: SandboxSpec, faults: Counter[str] | None = None
+    backend: MiniBackend,
+    patch: str,
+    *layers: SandboxSpec,
+    faults: Counter[str] | None = None,
+    timeout_s: float = SPEC.timeout_s,
 ) -> RewardResult:
     """A verdict with one retry; each grading in a sandbox of the next layers, the last ones for the rest."""
     left = list(layers)
@@ -87,8 +92,9 @@ async def judged(
             yield sandbox
 
     policy = PatchPolicy(lint=False)
+    tests = replace(SPEC, timeout_s=timeout_s)
     return await grade_with_retry(
-        fresh, lambda sandbox: grade(SPEC, patch, sandbox, policy=policy), faults=faults
+        fresh, lambda sandbox: grade(tests, patch, sandbox, policy=policy), faults=faults
     )
 
 
@@ -126,6 +132,86 @@ async def test_stopped_is_never_a_0(
         finally:
             striking.cancel()
         assert (result.reward, result.gradings) == (1.0, 2)
+
+
+async def test_a_test_process_stopped_from_outside_is_graded_again(layers: SandboxSpec) -> None:
+    async with MiniBackend() as backend:
+        striking = asyncio.create_task(strike(backend, "tests", signal.SIGSTOP, 0.05))
+        try:
+            result = await judged(backend, SLOW, layers)
+        finally:
+            striking.cancel()
+    assert (result.reward, result.gradings) == (1.0, 2)
+
+
+async def test_code_that_stops_itself_pays_with_a_0(layers: SandboxSpec) -> None:
+    faults: Counter[str] = Counter()
+    code = "\nimport os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n"
+    patch = GOLD + edit("shapes/__init__.py", INIT + code)
+    async with MiniBackend() as backend:
+        result = await judged(backend, patch, layers, faults=faults, timeout_s=2.0)
+    assert (result.reward, result.gradings) == (0.0, 2)
+    assert faults["runner_died_counted_as_0"] == 1
+
+
+@contextmanager
+def frozen(pids: list[int], how: str) -> Iterator[None]:
+    """All of a sandbox stands still, as on a machine that is suspended or throttled."""
+    if how == "signal":
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        return
+    group = Path("/sys/fs/cgroup/freezer") / f"test-{os.getpid()}-{random.randrange(1 << 30)}"
+    group.mkdir()
+    try:
+        for pid in pids:
+            (group / "cgroup.procs").write_text(str(pid))
+        (group / "freezer.state").write_text("FROZEN")
+        yield
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        for line in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):
+                (group.parent / "cgroup.procs").write_text(line)
+        with contextlib.suppress(OSError):  # processes that are ending hold it a little longer
+            group.rmdir()
+
+
+FREEZE = [
+    pytest.param("signal", 3.0, id="stopped"),
+    pytest.param("freezer", 3.0, id="frozen", marks=pytest.mark.slow),
+    pytest.param("signal", 30.0, id="stopped for good", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("how", "seconds"), FREEZE)
+async def test_a_frozen_sandbox_is_graded_again(
+    how: str, seconds: float, layers: SandboxSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "freezer" and not Path("/sys/fs/cgroup/freezer/cgroup.procs").exists():
+        pytest.skip("no cgroup v1 freezer on this machine")
+    monkeypatch.setattr(signed, "GRACE_S", 2.0)
+
+    async def freeze(backend: MiniBackend) -> None:
+        while len(found := runners(backend.helper_pid)) < 2:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.002)
+        await asyncio.sleep(0.05)
+        init = parent(found[0])
+        with frozen([init, *below(init)], how):
+            await asyncio.sleep(seconds)
+
+    async with MiniBackend() as backend:
+        freezing = asyncio.create_task(freeze(backend))
+        try:
+            result = await judged(backend, SLOW, layers, timeout_s=2.5)
+        finally:
+            freezing.cancel()
+            await asyncio.wait((freezing,))
+    assert (result.reward, result.gradings) == (1.0, 2)
 
 
 SMALL = Limits(memory_bytes=64 * MIB, disk_bytes=64 * MIB, pids=64)
