@@ -2,8 +2,8 @@
 
 The venv is made in two steps. Resolving and running the commands of the row happen in sandboxes that reach
 the package index and nothing else; what is installed comes from files that were fetched by hash outside and
-are bound read-only (`build_wheels`). A venv without commands is made with no network at all, and shared by every
-repository that asks for the same files. Layers are named by what went in: interpreter, files, commands,
+are bound read-only (`build_wheels`). A venv without commands is made with no network at all, and shared by
+every repository that asks for the same files. Layers are named by what went in: interpreter, files, commands,
 repository where it matters, and the system below.
 """
 
@@ -86,13 +86,14 @@ class EnvBuilder:
         self._found: list[Interpreter] | None = None
         self._building: dict[str, asyncio.Task[str]] = {}
 
-    async def build(self, spec: BuildSpec) -> BuiltEnv:
-        """All layers of an environment; those that exist are not built again. Raises BuildError, FetchError
-        and SandboxError."""
+    async def build(self, spec: BuildSpec, files: Sequence[Download] | None = None) -> BuiltEnv:
+        """All layers of an environment; those that exist are not built again. `files`: what to install, where
+        that is known without asking an index. Raises BuildError, FetchError and SandboxError."""
         interpreter = await self.interpreter(spec.python)
         python = await self.python(interpreter)
         repo = await self.repo(spec)
-        files = await self._resolve(spec, interpreter, python, repo)
+        if files is None:
+            files = await self._resolve(spec, interpreter, python, repo)
         venv = await self.venv(files, interpreter, python, spec=spec, repo=repo)
         return BuiltEnv(python, repo, venv, interpreter.version)
 
@@ -134,6 +135,7 @@ class EnvBuilder:
             "python": python,
             "files": json.dumps([[file.file, file.sha256] for file in files]),
             "commands": json.dumps([spec.pre_install, spec.install]),
+            "python_path": json.dumps(spec.python_path),
             "repo": repo if _uses_repo(spec) else "",
         }
         name = layer_name("venv", facts_digest(facts))

@@ -193,7 +193,7 @@ def _script(python: Interpreter) -> str:
     """Copies the interpreter, rewrites the paths of its former place, and compiles its library."""
     former = str(python.prefix)
     skip = " ".join(f"--exclude='{name}'" for name in _SKIPPED if name not in _KEPT)
-    whole = python.kind in ("conda", "given", "uv")  # their libraries lie anywhere below lib
+    whole = (python.prefix / "conda-meta").is_dir()  # whose libraries lie anywhere below lib
     parts = "bin lib include" if whole else " ".join(_parts(python))
     patch = f"old, new = {former.encode()!r}, {PYTHON_TARGET.encode()!r}\n" + _REWRITE
     return "\n".join(

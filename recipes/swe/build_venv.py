@@ -92,6 +92,8 @@ class VenvScript:
     def install(self, wheels: str) -> str:
         """Makes the venv and installs all wheels of a directory, with no network."""
         options = "-q --offline --no-cache --no-index --no-deps --link-mode copy"
+        paths = " ".join(shlex.quote(path) for path in self.spec.python_path) if self.spec else ""
+        site = f"{VENV_TARGET}/lib/python{self.interpreter.minor}/site-packages"
         return "\n".join(
             (
                 self._head(),
@@ -99,6 +101,7 @@ class VenvScript:
                 f"if ls {wheels}/*.whl >/dev/null 2>&1; then",
                 f"  {UV} pip install {options} --python {VENV_TARGET}/bin/python {wheels}/*.whl",
                 "fi",
+                *([f"printf '%s\\n' {paths} > {site}/testbed.pth"] if paths else []),
             )
         )
 

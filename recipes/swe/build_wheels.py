@@ -3,9 +3,9 @@
 uv resolves in a sandbox that reaches the package index only, without running any package's build
 (`--only-binary`) where it can, and its answer, names with hashes, is all that is taken from there. The files
 are then downloaded outside, by hash, into the shared folder. So a hostile build can put nothing there: the
-folder is filled only from the index, builds are given read-only copies of its files, and each is verified every
-time it is used. A source distribution is fetched by hash too, and built into a wheel in a sandbox of its own;
-that wheel is used only where exactly this sdist is asked for, and only under the sdist's own name.
+folder is filled only from the index, builds are given read-only copies of its files, and each is verified
+every time it is used. A source distribution is fetched by hash too, and built into a wheel in a sandbox of
+its own; that wheel is used only where exactly this sdist is asked for, and only under the sdist's own name.
 """
 
 import asyncio

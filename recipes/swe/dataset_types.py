@@ -59,6 +59,8 @@ class BuildSpec:
     """Shell commands that install the repository itself, one script under `set -e`."""
     variables: tuple[tuple[str, str], ...] = ()
     """Environment variables for all of these commands."""
+    python_path: tuple[str, ...] = ()
+    """Directories (absolute, inside) that the venv puts on sys.path, to use the repository in place."""
     system_packages: tuple[str, ...] = ()
     """Debian packages it wants; reported when missing, never installed."""
     test_command: str = "python -m pytest"

@@ -191,8 +191,9 @@ def dump(bugs: Sequence[Bug]) -> str:
 
 async def main_async(options: argparse.Namespace) -> None:
     """Proposes, judges and writes the list."""
-    from recipes.swe.tasks_build import LayerBuilder, current_interpreter
-    from recipes.swe.tasks_fetch import Fetcher, find_index
+    from recipes.swe.build_types import BuildSettings
+    from recipes.swe.tasks_build import ProjectBuilder
+    from recipes.swe.tasks_fetch import find_index
     from recipes.swe.tasks_validate import Validator
     from sandbox.cache import layer_dir
     from sandbox.mini import MiniBackend
@@ -206,12 +207,11 @@ async def main_async(options: argparse.Namespace) -> None:
             if bug.project not in wanted:
                 chosen.setdefault(bug.project, []).append(bug)
     async with MiniBackend() as backend:
-        fetcher = Fetcher(find_index(os.environ, Path.home()), root / "downloads")
-        builder = LayerBuilder(root, backend, fetcher, current_interpreter())
+        builder = ProjectBuilder(BuildSettings(root, find_index(os.environ, Path.home())), backend)
         validator = Validator(root, backend, builder)
 
         async def work(project: Project) -> None:
-            repository = layer_dir(root, await builder.repo(project)) / "root" / "testbed"
+            repository = layer_dir(root, (await builder.env(project)).repo) / "root" / "testbed"
 
             async def judge(bug: Bug) -> int | None:
                 verdict = await validator.validate(project, bug)
@@ -224,7 +224,6 @@ async def main_async(options: argparse.Namespace) -> None:
             options.output.write_text(dump(done), "utf-8")
             print(f"{project.name}: {len(chosen[project.name])} bugs, {len(done)} in all", flush=True)
 
-        await builder.venv(next(iter(projects.values())))
         async with asyncio.TaskGroup() as group:
             for name in wanted:
                 group.create_task(work(projects[name]))

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from recipes.swe.tasks_build import BuildError, LayerBuilder, current_interpreter
-from recipes.swe.tasks_fetch import Fetcher, FetchError
+from recipes.swe.build_types import BuildError, BuildSettings
+from recipes.swe.tasks_build import ProjectBuilder
+from recipes.swe.tasks_fetch import FetchError
 from recipes.swe.tasks_projects import Bug, Project
 from recipes.swe.tasks_validate import INFRASTRUCTURE_ERRORS, Validator, Verdict
 from sandbox.cache_publish import write_atomically
@@ -87,8 +88,7 @@ async def prepare(
     started = time.monotonic()
     root = options.cache_dir
     sweep(root)
-    fetcher = Fetcher(options.index_url, root / "downloads")
-    builder = LayerBuilder(root, backend, fetcher, current_interpreter())
+    builder = ProjectBuilder(BuildSettings(root, options.index_url), backend)
     validator = Validator(root, backend, builder)
     broken = await _build(projects, bugs, builder, progress)
     gate = asyncio.Semaphore(options.parallel)
@@ -114,7 +114,7 @@ async def prepare(
 
 
 async def _build(
-    projects: Mapping[str, Project], bugs: Sequence[Bug], builder: LayerBuilder, progress: Progress
+    projects: Mapping[str, Project], bugs: Sequence[Bug], builder: ProjectBuilder, progress: Progress
 ) -> dict[str, str]:
     """Builds the projects that have bugs, one after the other (they share the venv); faults by project."""
     broken: dict[str, str] = {}
@@ -123,8 +123,7 @@ async def _build(
         if project.name not in wanted:
             continue
         try:
-            await builder.venv(project)
-            await builder.repo(project)
+            await builder.env(project)
         except (BuildError, FetchError, *INFRASTRUCTURE_ERRORS) as error:
             broken[project.name] = str(error)
         progress(f"{project.name} {project.version}", broken.get(project.name, "built"))

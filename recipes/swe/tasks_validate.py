@@ -13,9 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from recipes.swe.build_env import BuiltEnv
+from recipes.swe.build_task import task_layer
+from recipes.swe.build_types import BuildError
 from recipes.swe.grading import case_of, open_grader
 from recipes.swe.tasks import TEST_COMMAND, TaskRow, gold_patch, parse_row
-from recipes.swe.tasks_build import BuildError, LayerBuilder
+from recipes.swe.tasks_build import ProjectBuilder
 from recipes.swe.tasks_patch import make_patch, split_lines
 from recipes.swe.tasks_projects import Bug, Project
 from recipes.swe.tasks_statement import problem_statement
@@ -70,7 +73,7 @@ class _RejectedError(Exception):
 class Validator:
     """Judges bugs below one cache root; several may be judged at once."""
 
-    def __init__(self, root: Path, backend: Backend, builder: LayerBuilder) -> None:
+    def __init__(self, root: Path, backend: Backend, builder: ProjectBuilder) -> None:
         """`root` is the cache (config paths.cache_dir)."""
         self._root = root
         self._backend = backend
@@ -82,20 +85,20 @@ class Validator:
         """The verdict, from the last run when nothing has changed since. Raises SandboxError and
         GraderError when the machine, not the bug, is at fault; FetchError when a download is missing."""
         try:
-            venv, repo = await self._builder.venv(project), await self._builder.repo(project)
-            clean_text, bugged_text = self._texts(bug, repo)
+            built = await self._builder.env(project)
+            patch = self._patch(bug, built.repo)
         except (_RejectedError, BuildError) as error:
             return Verdict(bug.instance_id, "build_error", str(error))
-        kept = self._verdict_path(project, bug, venv, repo)
+        kept = self._verdict_path(project, bug, built)
         known = read_verdict(kept)
         try:
-            task = await asyncio.to_thread(self._builder.task, project, bug, repo, bugged_text)
+            task = await asyncio.to_thread(task_layer, self._root, built, patch, project.name)
         except BuildError as error:
             return Verdict(bug.instance_id, "build_error", str(error))
-        record = self._builder.record(venv, repo, task)
+        record = built.record(task)
         if known is None:
             try:
-                row = await self._judge(project, bug, record, clean_text, bugged_text)
+                row = await self._judge(project, bug, built, record, patch)
                 failing = len(row.fail_to_pass)
                 known = Verdict(bug.instance_id, "valid", f"{failing} tests fail because of it", row)
                 lasting = True
@@ -108,8 +111,8 @@ class Validator:
             publish_env(self._root, bug.instance_id, record)
         return known
 
-    def _texts(self, bug: Bug, repo: str) -> tuple[str, str]:
-        """The file of the bug, clean and bugged."""
+    def _patch(self, bug: Bug, repo: str) -> str:
+        """The patch that puts the bug in."""
         path = layer_dir(self._root, repo) / "root" / "testbed" / bug.path
         try:
             data = path.read_bytes()
@@ -122,15 +125,16 @@ class Validator:
         clean = data.decode("utf-8")
         lines = split_lines(clean)
         new = [f"{line}\n" for line in bug.new_lines]
-        return clean, "".join([*lines[: bug.start_line - 1], *new, *lines[bug.end_line :]])
+        bugged = "".join([*lines[: bug.start_line - 1], *new, *lines[bug.end_line :]])
+        return make_patch(bug.path, clean, bugged, executable=bool(path.stat().st_mode & 0o111))
 
-    async def _judge(self, project: Project, bug: Bug, record: EnvRecord, clean: str, bugged: str) -> TaskRow:
+    async def _judge(
+        self, project: Project, bug: Bug, built: BuiltEnv, record: EnvRecord, patch: str
+    ) -> TaskRow:
         """The task row. Raises _RejectedError."""
-        file = layer_dir(self._root, record.layers[1]) / "root" / "testbed" / bug.path
-        patch = make_patch(bug.path, clean, bugged, executable=bool(file.stat().st_mode & 0o111))
         if not patch:
             raise _RejectedError("harmless", "it changes nothing")
-        passing = await self._passing_clean(project, record)
+        passing = await self._passing_clean(project, built)
         first = await self._run(project, record, traceback=True)
         classify(passing, [first])  # a hopeless one stops here
         others = [await self._run(project, record) for _ in range(REPEATS - 1)]
@@ -147,11 +151,10 @@ class Validator:
         await self._check_grader(row, record)
         return row
 
-    async def _passing_clean(self, project: Project, record: EnvRecord) -> frozenset[str]:
+    async def _passing_clean(self, project: Project, built: BuiltEnv) -> frozenset[str]:
         """Ids that pass in every run without a bug; found once per project."""
         if project.name not in self._clean:
-            bare = self._builder.record(venv=record.layers[-1], repo=record.layers[-2], task=None)
-            self._clean[project.name] = asyncio.create_task(self._run_clean(project, bare))
+            self._clean[project.name] = asyncio.create_task(self._run_clean(project, built.record(None)))
         try:
             return await self._clean[project.name]
         except INFRASTRUCTURE_ERRORS:
@@ -197,9 +200,17 @@ class Validator:
         tests = TestSpec(TEST_COMMAND, row.fail_to_pass, row.pass_to_pass, TEST_TIMEOUT_S)
         return await self._grader.judge(case_of(tests, env, self._backend, TEST_LIMITS), patch)
 
-    def _verdict_path(self, project: Project, bug: Bug, venv: str, repo: str) -> Path:
+    def _verdict_path(self, project: Project, bug: Bug, built: BuiltEnv) -> Path:
         names = (project.repo, project.image_name)
-        inputs = [VALIDATION_VERSION, venv, repo, project.test_files, *names, asdict(bug)]
+        inputs = [
+            VALIDATION_VERSION,
+            built.python,
+            built.venv,
+            built.repo,
+            project.test_files,
+            *names,
+            asdict(bug),
+        ]
         facts = json.dumps(inputs, sort_keys=True)
         digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
         return self._root / "tasks" / "verdicts" / f"{bug.instance_id}.{digest}.json"
