@@ -11,12 +11,22 @@ def derive(plain: dict[str, Any]) -> list[str]:
     """Fill in what follows; returns one line for each contradiction.
 
     A history with elided observations must be trained step by step (docs/failures.md)."""
-    generator = _section(_section(plain.get("skyrl")).get("generator"))
+    skyrl = _section(plain.get("skyrl"))
+    generator = _section(skyrl.get("generator"))
     if _keeps_last(_section(plain.get("agent"))) is None:
         return []
+    errors: list[str] = []
     if generator.setdefault("step_wise_trajectories", True) is False:
-        return ["skyrl.generator.step_wise_trajectories: must be true: agent.keep_last_observations is set"]
-    return []
+        errors.append(
+            "skyrl.generator.step_wise_trajectories: must be true: agent.keep_last_observations is set"
+        )
+    algorithm = _section(_section(skyrl.get("trainer")).get("algorithm"))
+    if _section(algorithm.get("dynamic_sampling")).get("type") is not None:
+        errors.append(
+            "skyrl.trainer.algorithm.dynamic_sampling.type: cuts batches by rows, of which a trajectory has "
+            "several with agent.keep_last_observations; set one of the two to null"
+        )
+    return errors
 
 
 def _section(node: Any) -> dict[str, Any]:

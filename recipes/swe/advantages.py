@@ -12,7 +12,7 @@ of any trainer of it, `SweTrainer` is the synchronous one.
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from loguru import logger
@@ -57,6 +57,16 @@ def separate_uids(uids: Sequence[str], excluded: Sequence[bool]) -> list[str]:
     ]
 
 
+def neutral_rewards(output: GeneratorOutput, uids: Sequence[str]) -> list[float]:
+    """Rewards with those of left-out rows set to a healthy sibling's, so that they add no variance."""
+    left_out, rewards = left_out_rows(output), cast(list[float], output["rewards"])
+    healthy = {uid: reward for uid, reward, out in zip(uids, rewards, left_out, strict=True) if not out}
+    return [
+        healthy.get(uid, 0.0) if out else reward
+        for uid, reward, out in zip(uids, rewards, left_out, strict=True)
+    ]
+
+
 def check_logprobs(metrics: dict[str, Any], tolerance: float | None) -> None:
     """Raise LogprobMismatchError when the mean difference reaches `tolerance` (None: only logged)."""
     difference = metrics.get(LOGPROB_DIFF)
@@ -77,6 +87,22 @@ class Exclusions(RayPPOTrainer):
     """Mean difference of log-probabilities that stops the run; None where kernels differ (bf16, GPU)."""
     run_dir: Path | None = None
     """Where the report of a step with too many failures goes; None for none."""
+
+    def handle_dynamic_sampling(
+        self, generator_output: GeneratorOutput, uids: list[str]
+    ) -> tuple[GeneratorOutput, list[str], bool]:
+        """As SkyRL's, judging each group by its healthy rollouts: a failed one is no variance."""
+        self._check_failures(generator_output)
+        rewards = neutral_rewards(generator_output, uids)
+        output, uids, more = super().handle_dynamic_sampling(
+            cast(GeneratorOutput, {**generator_output, "rewards": rewards}), uids
+        )
+        left_out = left_out_rows(output)
+        output["rewards"] = [
+            0.0 if out else reward
+            for out, reward in zip(left_out, cast(list[float], output["rewards"]), strict=True)
+        ]
+        return output, uids, more
 
     def postprocess_generator_output(
         self,

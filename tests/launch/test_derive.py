@@ -38,3 +38,10 @@ def test_the_contradiction_is_told() -> None:
     with pytest.raises(ConfigError, match="step_wise_trajectories: must be true") as caught:
         step_wise("agent.keep_last_observations=2", "skyrl.generator.step_wise_trajectories=false")
     assert len(caught.value.errors) == 1
+
+
+def test_dynamic_sampling_would_tear_trajectories_apart() -> None:
+    sampling = "skyrl.trainer.algorithm.dynamic_sampling.type=filter"
+    load_config([*DRY, sampling])
+    with pytest.raises(ConfigError, match=r"dynamic_sampling\.type: cuts batches by rows"):
+        load_config([*DRY, sampling, "agent.keep_last_observations=2"])

@@ -108,6 +108,26 @@ def output(masks: list[list[int]], rewards: list[float]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("kind", ["filter", "replace"])
+def test_dynamic_sampling_judges_a_group_by_its_healthy_rollouts(kind: str):
+    """Group a: all solved but one failed, no signal. Group b: has one. Group c: all failed."""
+    trainer = bare_trainer()
+    trainer.cfg.trainer.algorithm.dynamic_sampling.type = kind
+    trainer.cfg.trainer.train_batch_size = 1 if kind == "filter" else 3
+    trainer.cfg.trainer.algorithm.dynamic_sampling.min_replace_ratio = 0.1
+    trainer.cfg.generator.n_samples_per_prompt = 3
+    trainer.dynamic_sampling_state = None
+    rows = output(
+        [[1], [1], [0], [1], [1], [0], [0], [0], [0]], [1.0, 1.0, 0.0, 1.0, 0.25, 0.0, 0.0, 0.0, 0.0]
+    )
+    trainer.max_failed_share = 0.9
+    kept, uids, more = trainer.handle_dynamic_sampling(rows, list("aaabbbccc"))
+    assert not more
+    assert set(uids) == {"b"}
+    assert kept["rewards"][:3] == [1.0, 0.25, 0.0]
+    assert kept["stop_reasons"][:3] == ["submitted", "submitted", "failed_node"]
+
+
 def test_reward_metrics_are_over_healthy_rollouts():
     trainer = bare_trainer()
     trainer.cfg.generator.n_samples_per_prompt = 4
