@@ -18,7 +18,31 @@ def broken_rules(plain: Section) -> list[str]:
         *_cluster(plain["cluster"], plain["trainer"]),
         *_gpu_division(plain),
         *_asynchronous(plain),
+        *_tasks(plain),
     ]
+
+
+def _tasks(plain: Section) -> list[str]:
+    """Which tasks are trained on and which are evaluated."""
+    curriculum, skip, evaluation = plain["data"]["curriculum"], plain["data"]["skip"], plain["eval"]
+    skips = skip["solved_epochs"] or skip["unsolved_epochs"]
+    errors: list[str] = []
+    if evaluation["every_steps"] and not evaluation["tasks"] and evaluation["path"] is None:
+        errors.append("eval.tasks: is 0; say how many tasks to hold out, or name a file with eval.path")
+    if curriculum["min_rate"] > curriculum["max_rate"]:
+        errors.append("data.curriculum.min_rate: is above data.curriculum.max_rate")
+    narrowed = curriculum["min_rate"] > 0 or curriculum["max_rate"] < 1
+    if not curriculum["rates"] and (curriculum["order"] != "random" or narrowed):
+        errors.append("data.curriculum.rates: is empty; name earlier runs, or no difficulty is known")
+    if skip["retry_after_epochs"] and not skips:
+        errors.append("data.skip.retry_after_epochs: needs data.skip.solved_epochs or unsolved_epochs")
+    if plain["trainer"].get("generation_groups") and (skips or curriculum["order"] != "random"):
+        errors.append(
+            "data.skip: and data.curriculum.order need the synchronous trainer; the asynchronous one has "
+            "skyrl.trainer.algorithm.zero_variance_filter=true "
+            "skyrl.trainer.fully_async.sample_full_batch=true"
+        )
+    return errors
 
 
 def _lengths(policy: Section, agent: Section) -> list[str]:

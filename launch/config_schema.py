@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from launch.config_check import Above, Between
+from launch.config_schema_data import CurriculumSection, EvalSection, SkipSection
 
 Count = Annotated[int, Between(1)]
 Share = Annotated[float, Between(0, 1)]
@@ -131,6 +132,10 @@ class DataSection:
     """Short name."""
     path: str
     """JSONL file of validated tasks, as `python launch/prepare.py` writes it."""
+    curriculum: CurriculumSection
+    """Order and choice by measured difficulty."""
+    skip: SkipSection
+    """What is left out for a while."""
     source: str | None = None
     """Data set of the hub that the tasks come from; null for tasks made here."""
     shuffle_seed: int | None = None
@@ -212,6 +217,10 @@ class LoggerSection:
     """auto: online when WANDB_API_KEY is set, else offline."""
     tags: list[str]
     """W&B tags."""
+    samples_every_steps: Annotated[int, Between(0)]
+    """A W&B table of sample trajectories that often; 0: none."""
+    samples_per_table: Count
+    """Rollouts in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +249,8 @@ class TrainConfig:
     """The grader."""
     data: DataSection
     """The tasks."""
+    eval: EvalSection
+    """Evaluation during training."""
     trainer: TrainerSection
     """Training in short."""
     cluster: ClusterSection

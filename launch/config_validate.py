@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from launch.config_check import MISSING, check
 from launch.config_compose import CONFIG_DIR, ROOT, ConfigError, compose_config, to_plain
@@ -20,7 +20,7 @@ from launch.config_derive import derive
 from launch.config_rules import broken_rules
 from launch.config_schema import TrainConfig
 
-RULED = ("policy", "trainer", "sandbox", "cluster", "agent", "skyrl")
+RULED = ("policy", "trainer", "sandbox", "cluster", "agent", "skyrl", "data", "eval")
 """Sections whose values launch/config_rules.py compares; it needs their types to be right."""
 
 
@@ -68,6 +68,11 @@ def make_paths_absolute(config: DictConfig) -> None:
         _make_absolute(config, f"paths.{key}", force=True)
     for key in ("policy.path", "data.path"):
         _make_absolute(config, key, force=False)
+    _make_absolute(config, "eval.path", force=True)
+    rates = OmegaConf.select(config, "data.curriculum.rates", default=None)
+    for index, path in enumerate(rates if isinstance(rates, ListConfig) else ()):
+        if isinstance(path, str):
+            rates[index] = str((ROOT / Path(path).expanduser()).absolute())
 
 
 def _make_absolute(config: DictConfig, key: str, *, force: bool) -> None:
@@ -161,6 +166,12 @@ def missing_inputs(config: Mapping[str, Any]) -> list[str]:
         missing.append(f"policy.path: no model in {policy}{hint}")
     if tasks and is_local(tasks) and not Path(tasks).exists():
         missing.append(f"data.path: {tasks} does not exist; run: python launch/prepare.py")
+    evaluated = _path_in(config.get("eval"))
+    if evaluated and not Path(evaluated).exists():
+        missing.append(f"eval.path: {evaluated} does not exist")
+    for path in config["data"].get("curriculum", {}).get("rates", ()):
+        if not Path(path).exists():
+            missing.append(f"data.curriculum.rates: {path} does not exist")
     return missing
 
 
