@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from sandbox.cache_layer import has_layer, layer_dir
 from sandbox.cache_lease import LAYER_FILE, Leases, locked
 from sandbox.errors import SandboxStartError
 from sandbox.mini import MiniBackend
-from sandbox.types import MIB, EnvSpec, Limits
+from sandbox.types import MIB, EnvSpec, Limits, SandboxSpec
 from tests.cache.helpers import make_layer, make_store, noise, visible
 
 LIMITS = Limits(memory_bytes=256 * MIB, disk_bytes=32 * MIB)
@@ -142,15 +143,14 @@ def test_a_lock_file_may_be_removed_by_its_holder(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("usable")
 async def test_a_sandbox_holds_its_layers_and_its_fork_too(tmp_path: Path) -> None:
     three_layers(tmp_path)
-    spec_of = [layer_dir(tmp_path, "old-0") / "root"]
+    layer = layer_dir(tmp_path, "old-0") / "root"
+    spec = SandboxSpec(layers=(layer,), limits=LIMITS)
 
     def in_use() -> bool:
         return layer_uses(tmp_path)[0].in_use
 
-    from sandbox.types import SandboxSpec
-
     async with MiniBackend(state_dir=tmp_path / "state") as backend:
-        sandbox = await backend.open(SandboxSpec(layers=tuple(spec_of), limits=LIMITS))
+        sandbox = await backend.open(spec)
         assert in_use()
         fork = await sandbox.fork()
         await sandbox.close()
@@ -159,14 +159,14 @@ async def test_a_sandbox_holds_its_layers_and_its_fork_too(tmp_path: Path) -> No
         await asyncio.sleep(0)
         assert not in_use()
         with pytest.raises(SandboxStartError):
-            await backend.open(SandboxSpec(layers=(*spec_of, tmp_path / "nowhere"), limits=LIMITS))
+            await backend.open(replace(spec, layers=(layer, tmp_path / "nowhere")))
         await asyncio.sleep(0)
         assert not in_use()
-        killed = await backend.open(SandboxSpec(layers=tuple(spec_of), limits=LIMITS))
+        killed = await backend.open(spec)
         os.kill(backend.helper_pid, signal.SIGKILL)
-        while in_use():
-            await asyncio.sleep(0.01)
         await killed.close()
+        await asyncio.sleep(0)
+        assert not in_use()
 
 
 @pytest.mark.usefixtures("usable")
