@@ -16,24 +16,11 @@ from typing import Any
 import psutil
 import yaml
 
-from launch.config_compose import ConfigError
+from launch.config_compose import ROOT, ConfigError
 from launch.config_validate import missing_here, skyrl_installed
+from launch.dry_run_placement import placement_lines
 from launch.machine import GIB, free_disk_gib, gpu_count, installed_version, needs_of
 from launch.tracker import tracker_environment
-
-SKYRL_CHECK = """
-import json, sys
-from skyrl.train.config import SkyRLTrainConfig
-from skyrl.train.utils.utils import validate_cfg
-try:
-    config = SkyRLTrainConfig.from_cli_overrides(json.load(sys.stdin))
-    engine = config.generator.inference_engine
-    if not (engine.run_engines_locally or engine.external_proxy_url or engine.external_server_urls):
-        engine.external_proxy_url = "http://127.0.0.1:1"  # the address is known once the server is started
-    validate_cfg(config)
-except (ValueError, AssertionError, TypeError, NotImplementedError) as error:
-    sys.exit(f"REJECTED {error}")
-"""
 
 
 def dry_run_text(config: Mapping[str, Any]) -> str:
@@ -56,10 +43,11 @@ def _skyrl_verdict(config: Mapping[str, Any]) -> str:
         return "SkyRL is not installed here: its own keys (skyrl.*) were not checked."
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     checked = subprocess.run(
-        [sys.executable, "-c", SKYRL_CHECK],
+        [sys.executable, "-m", "launch.skyrl_check"],
         input=json.dumps(config["skyrl"]),
         text=True,
         capture_output=True,
+        cwd=ROOT,
         env=environment | tracker_environment(config),
         check=False,
     )
@@ -79,26 +67,28 @@ def _resources(config: Mapping[str, Any]) -> list[str]:
         "# resources",
         f"steps         {trainer['max_steps']} of {trainer['prompts_per_step']} prompts x "
         f"{trainer['rollouts_per_prompt']} rollouts = {needs.sequences_per_step} rollouts a step",
+        f"model         {config['policy']['path']} ({config['policy']['dtype']}), up to "
+        f"{config['policy']['context_tokens']} tokens",
+        f"tasks         {_tasks(config)}",
         f"nodes         {needs.nodes}, each with {needs.gpus} GPUs (here: {gpu_count()})",
-        *_placement(config),
-        f"sandboxes     {needs.sandboxes} at once, at most {needs.sandbox_memory_gib:.0f} GiB together "
-        f"(memory here: {memory.total / GIB:.0f} GiB, {memory.available / GIB:.0f} free)",
+        f"memory        sandboxes of a node {needs.sandbox_memory_gib:.0f} GiB at their limits (here: "
+        f"{memory.total / GIB:.0f} GiB, {memory.available / GIB:.0f} free); {_doctor_hint(config)}",
         f"processors    {psutil.cpu_count()} here",
         f"run folder    {config['paths']['run_dir']} "
         f"({free_disk_gib(Path(config['paths']['run_dir'])):.0f} GiB free)",
-        f"model         {config['policy']['path']} ({config['policy']['dtype']})",
-        f"tasks         {config['data']['path']}",
+        "",
+        "# placement",
+        *placement_lines(config),
     ]
 
 
-def _placement(config: Mapping[str, Any]) -> list[str]:
-    if not config["cluster"]["gpus_per_node"]:
-        return ["placement     trainer and vLLM take turns on the processors"]
-    engine = config["skyrl"]["generator"]["inference_engine"]
-    trainer = config["skyrl"]["trainer"]
-    shared = "shared by" if trainer.get("placement", {}).get("colocate_all", True) else "apart for"
-    return [
-        f"placement     GPUs {shared} policy and reference (FSDP, sequence parallel "
-        f"{trainer['policy'].get('sequence_parallel_size', 1)}) and {engine.get('num_engines', 1)} vLLM "
-        f"engines x TP {engine.get('tensor_parallel_size', 1)}"
-    ]
+def _tasks(config: Mapping[str, Any]) -> str:
+    data = config["data"]
+    wanted = f"the first {data['first']}" if data.get("first") else "all"
+    order = "in the file's order" if data.get("shuffle_seed") is None else f"by seed {data['shuffle_seed']}"
+    source = f", from {data['source']}" if data.get("source") else ""
+    return f"{wanted} {order} of {data['path']}{source}"
+
+
+def _doctor_hint(config: Mapping[str, Any]) -> str:
+    return f"python launch/doctor.py --recipe {config['recipe_name']} adds up the rest"

@@ -46,14 +46,15 @@ class Needs:
 def needs_of(config: Mapping[str, Any]) -> Needs:
     """Resources of the configured run."""
     trainer, sandbox, cluster = config["trainer"], config["sandbox"], config["cluster"]
-    rollouts = trainer["prompts_per_step"] * trainer["rollouts_per_prompt"]
-    at_once = min(sandbox["max_concurrent"], rollouts)
+    groups = trainer.get("generation_groups") or trainer["prompts_per_step"]
+    at_once = -(-groups * trainer["rollouts_per_prompt"] // cluster["num_nodes"])
+    sandboxes = min(sandbox["max_concurrent"], at_once)
     return Needs(
         nodes=cluster["num_nodes"],
         gpus=cluster["gpus_per_node"],
-        sandboxes=at_once,
-        sandbox_memory_gib=at_once * sandbox["memory_mib"] / 1024,
-        sequences_per_step=rollouts,
+        sandboxes=sandboxes,
+        sandbox_memory_gib=sandboxes * sandbox["memory_mib"] / 1024,
+        sequences_per_step=trainer["prompts_per_step"] * trainer["rollouts_per_prompt"],
     )
 
 
@@ -71,6 +72,9 @@ def missing_on_machine(config: Mapping[str, Any]) -> list[str]:
         missing.append(f"GPUs: {needs.gpus} on each of {needs.nodes} nodes, {gpus_here} here")
     missing.extend(_missing_packages(needs.gpus > 0))
     missing.extend(_missing_model(config))
+    missing.extend(_missing_cluster(config["cluster"]))
+    missing.extend(_missing_engine(config["sandbox"]["kind"]))
+    missing.extend(missing_tasks(config))
     memory = psutil.virtual_memory().total / GIB
     if not needs.gpus and memory < CPU_RUN_GIB:
         missing.append(f"memory: about {CPU_RUN_GIB} GiB are needed, {memory:.1f} GiB are here")
@@ -114,6 +118,47 @@ def _missing_model(config: Mapping[str, Any]) -> list[str]:
         return []
     how = f"hf download {path}, or set policy.path to a local copy"
     return [f"policy.path: {path} is not in {hub_dir()}; run: {how}"]
+
+
+def _missing_cluster(cluster: Mapping[str, Any]) -> list[str]:
+    """A Ray cluster to join, as far as files and the environment tell; runs without GPUs start their own."""
+    if cluster["kind"] != "ray" or cluster["address"] != "auto" or not cluster["gpus_per_node"]:
+        return []
+    if os.environ.get("RAY_ADDRESS") or Path("/tmp/ray/ray_current_cluster").is_file():
+        return []
+    return ["cluster.address: is auto, but RAY_ADDRESS is not set and no Ray was started here; run ray start"]
+
+
+def _missing_engine(kind: str) -> list[str]:
+    if kind == "mini" or shutil.which(kind):
+        return []
+    return [f"sandbox.kind: {kind} is not installed (no such program); or use sandbox=mini"]
+
+
+def missing_tasks(config: Mapping[str, Any]) -> list[str]:
+    """Environments of the chosen tasks that are not in the cache, and too few tasks for a step."""
+    from recipes.swe.task_selection import training_tasks
+    from recipes.swe.tasks import TaskFileError
+    from sandbox.cache_record import env_path
+
+    path = Path(config["data"]["path"])
+    if not path.is_file():
+        return []  # told as data.path
+    try:
+        tasks = training_tasks(config["data"], timeout_s=config["reward"]["timeout_s"])
+    except TaskFileError as error:
+        return [f"data.path: {' '.join(str(error).split())[:500]}"]
+    missing: list[str] = []
+    needed = config["trainer"]["prompts_per_step"]
+    if len(tasks) < needed:
+        missing.append(f"data.path: {path} has {len(tasks)} tasks, a step needs {needed}; prepare more")
+    cache_dir = Path(config["paths"]["cache_dir"])
+    absent = sum(not env_path(cache_dir, task.env.key).is_file() for task in tasks)
+    if absent:
+        missing.append(
+            f"environments: {absent} of {len(tasks)} are not in {cache_dir}; run: python launch/prepare.py"
+        )
+    return missing
 
 
 def installed_version(distribution: str) -> str | None:

@@ -1,6 +1,6 @@
 """SkyRL's own validation of its part of the configuration: `python -m launch.skyrl_check < skyrl.json`.
 
-It imports torch and vLLM, so the dry run starts it as a process of its own. Nothing is opened, no GPU is asked.
+It imports torch and vLLM, so the dry run starts it as a process of its own. Nothing is opened, no GPU asked.
 Exit status 0: accepted; 2: rejected, the reason in one line on stderr.
 """
 
