@@ -60,9 +60,9 @@ class GradeCache:
         self.misses += 1
         result = await grade()
         if lasting(result):
-            self._keep(key, result)
             if self._store is not None:
-                await asyncio.to_thread(self._store.save, key[0], patch, result)
+                result = await asyncio.to_thread(self._store.save, key[0], patch, result)
+            self._keep(key, result)
         return result
 
     def _keep(self, key: tuple[str, str], result: RewardResult) -> None:

@@ -120,7 +120,8 @@ async def _judge(tests: TestSpec, sandbox: GradingSandbox, sources: Sequence[_So
     try:
         run = await run_spec(tests, sandbox)
     except RunnerDiedError as error:
-        nothing = TestRun({}, None, False, b"", (str(error),))
+        exhausted = "disk" if error.kind == "disk" else None
+        nothing = TestRun({}, None, False, b"", (str(error),), exhausted=exhausted)
         repeated = verdict(tests, nothing, await linting)
         raise GraderError(str(error), error.kind, repeated=repeated) from error
     finally:

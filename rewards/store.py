@@ -1,7 +1,9 @@
 """Verdicts on disk, by (task, patch, grader): graded once, whatever run or process asks.
 
-One small file a verdict, written beside and renamed, so many processes may share a folder. A file is believed
-only if it holds its own key and the digest of its content; anything else is told in the log and graded again.
+One small file a verdict, written beside and linked to its place, so many processes may share a folder. Two
+that grade the same at once both grade, and both go on with the verdict of the first: no lock is held for
+minutes, and what is kept never changes. A file is believed only if it holds its own key and the digest of
+its content; anything else is told in the log and graded again.
 Verdicts that a faster or larger machine could change are not kept. Errors are no verdicts and never get here.
 """
 
@@ -64,20 +66,36 @@ class VerdictStore:
             logger.warning("verdict %s is damaged and is ignored: %s", path, error)
             return None
 
-    def save(self, task: str, patch: str, result: RewardResult) -> None:
-        """Keep a verdict, unless another machine could judge otherwise. A full disk is told, no more."""
+    def save(self, task: str, patch: str, result: RewardResult) -> RewardResult:
+        """Keep a verdict, unless another machine could judge otherwise, and return the one that is kept: that
+        of another process where it was first. A full disk is told, no more."""
         if not lasting(result):
-            return
+            return result
         key = self._key(task, patch)
         path = self._path(key)
         draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             draft.write_text(_encode(result, key), "utf-8")
-            draft.replace(path)
+            return self._place(draft, path, task, patch) or result
         except OSError as error:
             logger.warning("verdict %s cannot be kept: %s", path, error)
+        finally:
             draft.unlink(missing_ok=True)
+        return result
+
+    def _place(self, draft: Path, path: Path, task: str, patch: str) -> RewardResult | None:
+        """Puts the draft in its place; the verdict that was there before, if it can be believed."""
+        try:
+            path.hardlink_to(draft)
+        except FileExistsError:
+            earlier = self.load(task, patch)
+            if earlier is not None:
+                return earlier
+            draft.replace(path)
+        except OSError:  # a filesystem without links
+            draft.replace(path)
+        return None
 
     def _key(self, task: str, patch: str) -> str:
         parts = (self._grader, task, hashlib.sha256(patch.encode("utf-8", "surrogateescape")).hexdigest())

@@ -9,6 +9,7 @@ are no results; it cannot make this process wait, nor read it (it is not dumpabl
 
 # pyright: basic, reportRedeclaration=false, reportArgumentType=false, reportAttributeAccessIssue=false
 import ctypes
+import errno
 import json
 import os
 import select
@@ -24,7 +25,7 @@ MAX_CHILDREN = 25
 TICK_S = 0.2
 SHORT_TICK_S = 0.001
 LATE_S = 0.3
-NOT_STARTED, MISSING = 98, 97
+NOT_STARTED, MISSING, FULL = 98, 97, 96
 WORST_FIRST = ("failed", "error", "crashed", "timeout", "xpassed", "xfailed", "skipped", "passed")
 
 
@@ -219,7 +220,10 @@ def main():
     supervise(run)
     if not run.ready:
         os._exit(NOT_STARTED)
-    write_results(run, bytes.fromhex(os.read(vault, 1000).decode()))
+    try:
+        write_results(run, bytes.fromhex(os.read(vault, 1000).decode()))
+    except OSError as error:
+        os._exit(FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else 1)
     os._exit(0)
 
 

@@ -31,7 +31,7 @@ _FILES: Mapping[str, tuple[str, ...]] = {
     "unittest": ("grader_unittest.py",),
     "wrapped": ("grader_pytest.py", "grader_join.py"),
 }
-_MISSING, _NOT_STARTED = 97, 98
+_MISSING, _NOT_STARTED, _FULL = 97, 98, 96
 _DEAD = frozenset({"failed", "error", "skipped", "xfailed", "crashed", "timeout"})
 
 
@@ -83,6 +83,8 @@ async def run_signed(plan: Plan, tests: TestSpec, sandbox: GradingSandbox, optio
         _explain_no_start(plan, done)
     if done.timed_out:
         raise RunnerDiedError("the test runner did not end at its time limit", "unresponsive")
+    if done.exit_status == _FULL:
+        raise RunnerDiedError("the disk was too full for the results of the tests", "disk")
     results = await _read_results(sandbox, result_path, key)
     if results is None or done.exit_status != 0:
         text = f"the test process ended with status {done.exit_status} and left no authentic results"

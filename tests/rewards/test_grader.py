@@ -146,3 +146,27 @@ async def test_real_memory_eaten_by_the_patch(backend: MiniBackend, layers: Sand
     result = await grader.judge(case, edit("shapes/core.py", f"{CORE_FIXED}\n{HOARD}"))
     assert (result.reward, result.gradings) == (0.0, 2)
     assert grader.faults == {"memory": 2, "memory_counted_as_0": 1}
+
+
+FILLER = "with open('/testbed/filler', 'wb') as file:\n    file.write(bytes(64 << 20))\n"
+ROOM = Limits(memory_bytes=512 * MIB, disk_bytes=16 * MIB)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_real_disk_limit_too_small_for_the_task(backend: MiniBackend, layers: SandboxSpec) -> None:
+    grader = Grader()
+    case = replace(case_of(backend, layers, ROOM), restore={"tests/conftest.py": FILLER.encode()})
+    with pytest.raises(GraderError, match="without any patch") as caught:
+        await grader.judge(case, GOLD)
+    assert (caught.value.kind, caught.value.repeated) == ("disk", None)
+    assert grader.faults == {"disk": 2, "control_failed": 1}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_real_disk_filled_by_the_patch(backend: MiniBackend, layers: SandboxSpec) -> None:
+    grader = Grader()
+    case = case_of(backend, layers, ROOM)
+    assert (await grader.judge(case, GOLD)).reward == 1.0
+    result = await grader.judge(case, edit("shapes/core.py", f"{CORE_FIXED}\n{FILLER}"))
+    assert (result.reward, result.gradings) == (0.0, 2)
+    assert grader.faults == {"disk": 2, "disk_counted_as_0": 1}

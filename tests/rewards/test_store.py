@@ -1,6 +1,9 @@
 """Verdicts on disk: shared, and never believed when damaged."""
 
+import asyncio
 import logging
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,3 +73,38 @@ async def test_the_cache_in_memory_is_a_front_of_it(tmp_path: Path) -> None:
     for _ in range(3):
         assert await GradeCache(store=VerdictStore(tmp_path)).get(TASK, "patch", grade) == ONE
     assert calls == 1
+
+
+async def test_two_workers_at_once_go_on_with_one_verdict(tmp_path: Path) -> None:
+    both = asyncio.Barrier(2)
+
+    async def worker(found: RewardResult) -> RewardResult:
+        async def grade() -> RewardResult:
+            await both.wait()  # neither finds the other's verdict before it grades
+            return found
+
+        return await GradeCache(store=VerdictStore(tmp_path)).get(TASK, "patch", grade)
+
+    first, second = await asyncio.gather(worker(ONE), worker(replace(ONE, reasons=("flaky",))))
+    assert first == second == VerdictStore(tmp_path).load(TASK, "patch")
+    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".json"]
+
+
+def test_a_damaged_verdict_is_replaced(tmp_path: Path) -> None:
+    store = VerdictStore(tmp_path)
+    assert store.save(TASK, "patch", ONE) == ONE
+    only_file(tmp_path).write_bytes(b"damaged")
+    other = replace(ONE, reasons=("again",))
+    assert store.save(TASK, "patch", other) == other
+    assert store.load(TASK, "patch") == other
+
+
+def save_many(folder: Path, mark: str) -> list[RewardResult]:
+    store = VerdictStore(folder, grader="g")
+    return [store.save(TASK, str(number), replace(ONE, reasons=(mark,))) for number in range(200)]
+
+
+def test_processes_that_save_the_same_agree(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        one, two = pool.map(save_many, [tmp_path, tmp_path], ["a", "b"])
+    assert one == two

@@ -176,3 +176,19 @@ def test_the_logprob_check():
     check_logprobs({}, 1e-3)
     with pytest.raises(LogprobMismatchError, match=r"1\.00e-03"):
         check_logprobs({LOGPROB_DIFF: 1e-3}, 1e-3)
+
+
+def test_quarantined_rollouts_do_not_count_as_failures_but_cannot_be_all_there_is():
+    trainer = bare_trainer()
+    trainer.max_failed_share = 0.3
+    rows = output([[1], [0], [0], [0]], [1.0, 0, 0, 0])
+    rows["stop_reasons"] = ["submitted", "quarantined", "quarantined", "failed_node"]
+    trainer.postprocess_generator_output(rows, list("aaaa"))
+    rows = output([[0], [0], [0], [0]], [0.0, 0, 0, 0])
+    rows["stop_reasons"] = ["quarantined", "quarantined", "quarantined", "failed_node"]
+    with pytest.raises(TooManyFailuresError, match=r"1 of 4 .*failed, 3 are"):
+        trainer.postprocess_generator_output(rows, list("aaaa"))
+    rows = output([[1], [0], [0], [0]], [1.0, 0, 0, 0])
+    rows["stop_reasons"] = ["submitted", "quarantined", "failed_node", "failed_node"]
+    with pytest.raises(TooManyFailuresError, match=r"2 of 4 .*failed, 1 are"):
+        trainer.postprocess_generator_output(rows, list("aaaa"))
