@@ -18,17 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.swe.build_python import Interpreter, choose, compile_command, find_interpreters, python_layer
+from recipes.swe.build_resolve import file_lines, lock, resolution_digest, resolve, wanted_lines
 from recipes.swe.build_source import certificates, repo_layer
 from recipes.swe.build_types import (
     BUILD_VERSION,
     BuildError,
     BuildSettings,
+    base_system,
     facts_digest,
     publish_from,
     run_build,
 )
-from recipes.swe.build_venv import VenvScript, products, requirements_of
-from recipes.swe.build_wheels import WheelFolder, check_wheel, parse_lock, sdist_digest
+from recipes.swe.build_venv import VenvScript, products
+from recipes.swe.build_wheels import WheelFolder, check_wheel, sdist_digest
 from recipes.swe.dataset_types import BuildSpec
 from recipes.swe.tasks_fetch import Fetcher
 from recipes.swe.tasks_projects import Download
@@ -61,16 +63,6 @@ class BuiltEnv:
         layers = layers if task is None else (task, *layers)
         digest = facts_digest({str(at): name for at, name in enumerate(layers)})
         return EnvRecord(layers, "", self.python_version, digest)
-
-
-def base_system() -> str:
-    """The system that layers are built over: compiled code of a build may need its libraries."""
-    try:
-        lines = Path("/etc/os-release").read_text("utf-8").splitlines()
-    except OSError:
-        return "unknown"
-    said = dict(line.split("=", 1) for line in lines if "=" in line)
-    return "-".join(said.get(key, "").strip('"') for key in ("ID", "VERSION_ID")).strip("-")
 
 
 class EnvBuilder:
@@ -134,7 +126,7 @@ class EnvBuilder:
             "base": base_system(),
             "python": python,
             "files": json.dumps([[file.file, file.sha256] for file in files]),
-            "commands": json.dumps([spec.pre_install, spec.install]),
+            "commands": json.dumps([spec.pre_install, spec.install, spec.variables]),
             "python_path": json.dumps(spec.python_path),
             "repo": repo if _uses_repo(spec) else "",
         }
@@ -165,31 +157,17 @@ class EnvBuilder:
         self, spec: BuildSpec, interpreter: Interpreter, python: str, repo: str
     ) -> list[Download]:
         """The exact files to install; asked of the index once, then known."""
-        wanted = requirements_of(spec, interpreter.version)
-        facts = {
-            "build": BUILD_VERSION,
-            "python": interpreter.version,
-            "platform": f"{sys.platform} {base_system()}",
-            "wanted": json.dumps([wanted, spec.requirement_files, spec.pre_install]),
-            "repo": repo if spec.requirement_files else "",
-        }
-        digest = facts_digest(facts)
+        digest = resolution_digest(spec, interpreter.version, repo)
         known = self._wheels.known(digest)
         if known is not None:
             return known
-        if not wanted and not spec.requirement_files:
+        lines = await asyncio.to_thread(file_lines, spec, self.settings.cache_dir, repo)
+        if not lines and not wanted_lines(spec):
             return []
-        script = VenvScript(interpreter, spec, self.settings.index_url)
-        async with await self._open(python, repo, online=True) as sandbox:
-            await sandbox.write_file("/tmp/wanted.txt", "".join(f"{line}\n" for line in wanted).encode())
-            what = "resolving the requirements"
-            await run_build(
-                sandbox, script.resolve(), what, timeout_s=self.settings.timeout_s, cwd="/testbed"
-            )
-            pins = parse_lock((await sandbox.read_file("/tmp/lock.txt")).decode("utf-8", "replace"))
-        files = await self._wheels.lock(pins, interpreter)
-        self._wheels.remember(digest, files)
-        return files
+        async with await self._open(python, None, online=True) as sandbox:
+            index, timeout_s = self.settings.index_url, self.settings.timeout_s
+            answer = await resolve(sandbox, spec, lines, interpreter, index, timeout_s)
+        return await lock(self._wheels, digest, answer, interpreter)
 
     async def _make_venv(
         self,
@@ -233,14 +211,15 @@ class EnvBuilder:
         return name
 
     async def _run_commands(self, sandbox: Sandbox, script: VenvScript, spec: BuildSpec) -> None:
-        """The commands of the row, one after the other, so that a failure names its own."""
+        """The commands of the row, in the repository."""
         timeout_s = self.settings.timeout_s
         await run_build(
             sandbox, script.commit(), "preparing the repository", timeout_s=timeout_s, cwd="/testbed"
         )
-        for command in (*spec.pre_install, *spec.install):
-            what = f"`{command[:120]}`"
-            await run_build(sandbox, script.command(command), what, timeout_s=timeout_s, cwd="/testbed")
+        for name, commands in (("pre_install", spec.pre_install), ("install", spec.install)):
+            if commands:
+                text = script.commands(commands)
+                await run_build(sandbox, text, name, timeout_s=timeout_s, cwd="/testbed")
 
     async def _wheel(self, file: Download, interpreter: Interpreter, python: str) -> Path:
         """Path of the wheel: the verified file, or what its sdist is built into."""

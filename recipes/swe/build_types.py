@@ -50,6 +50,16 @@ class BuildSettings:
     """Hosts (`host` or `host:port`) that commits may be fetched from; the build itself never reaches them."""
 
 
+def base_system() -> str:
+    """The system that layers are built over: compiled code of a build may need its libraries."""
+    try:
+        lines = Path("/etc/os-release").read_text("utf-8").splitlines()
+    except OSError:
+        return "unknown"
+    said = dict(line.split("=", 1) for line in lines if "=" in line)
+    return "-".join(said.get(key, "").strip('"') for key in ("ID", "VERSION_ID")).strip("-")
+
+
 def facts_digest(facts: Mapping[str, str]) -> str:
     """Digest of what a layer is made from."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

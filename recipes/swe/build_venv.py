@@ -6,9 +6,9 @@ the same bytes.
 """
 
 import os
-import re
 import shlex
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,17 +26,6 @@ _GIT_ENV = (
 )
 
 
-def requirements_of(spec: BuildSpec, python: str) -> list[str]:
-    """Requirement lines of a row, with the installers that its commands need."""
-    wanted = list(spec.packages)
-    if spec.pre_install or spec.install:
-        named = {re.split(r"[^A-Za-z0-9._-]", line.strip(), maxsplit=1)[0].lower() for line in wanted}
-        # Newer ones have dropped what older setup.py files import (pkg_resources, distutils commands).
-        bounds = {"setuptools": "<81"}
-        wanted += [f"{name}{bounds.get(name, '')}" for name in INSTALLERS if name not in named]
-    return wanted
-
-
 @dataclass(frozen=True, slots=True)
 class VenvScript:
     """Scripts for one environment."""
@@ -48,7 +37,8 @@ class VenvScript:
     index_url: str
     """Package index, reachable in sandboxes that are online."""
 
-    def _head(self) -> str:
+    def head(self) -> str:
+        """What every script begins with."""
         # No UV_FIND_LINKS or PIP_INDEX_URL of the host reaches a sandbox; all that is used is said here.
         exports = {
             "HOME": "/tmp/home",
@@ -76,19 +66,6 @@ class VenvScript:
             return {}
         return {"SETUPTOOLS_SCM_PRETEND_VERSION": self.spec.source.location.partition("==")[2]}
 
-    def resolve(self) -> str:
-        """Writes /tmp/lock.txt from /tmp/wanted.txt and the requirement files; run in the repository."""
-        assert self.spec is not None
-        files = " ".join(shlex.quote(file) for file in self.spec.requirement_files)
-        before = [self.command(command) for command in self.spec.pre_install] if files else []
-        compile_ = (
-            f"{UV} pip compile -q --no-header --no-annotate --generate-hashes --no-emit-index-url "
-            f"--python {self.interpreter.program} -o /tmp/lock.txt /tmp/wanted.txt {files}"
-        )
-        # Without any build first: then no code of a package is run to know what it needs.
-        last = f"{compile_} --only-binary :all: 2>/tmp/why || {compile_}"
-        return "\n".join([self._head(), *(f"({command})" for command in before), last])
-
     def install(self, wheels: str) -> str:
         """Makes the venv and installs all wheels of a directory, with no network."""
         options = "-q --offline --no-cache --no-index --no-deps --link-mode copy"
@@ -96,7 +73,7 @@ class VenvScript:
         site = f"{VENV_TARGET}/lib/python{self.interpreter.minor}/site-packages"
         return "\n".join(
             (
-                self._head(),
+                self.head(),
                 f"{self.interpreter.program} -m venv --without-pip {VENV_TARGET}",
                 f"if ls {wheels}/*.whl >/dev/null 2>&1; then",
                 f"  {UV} pip install {options} --python {VENV_TARGET}/bin/python {wheels}/*.whl",
@@ -109,16 +86,20 @@ class VenvScript:
         """Makes a passing git repository of the source, which versions of builds are read from."""
         git = "git -c core.hooksPath=/dev/null"
         steps = (f"{git} init -q --template= .", f"{git} add -A -f", f"{git} commit -q --no-verify -m source")
-        return "\n".join([self._head(), *steps])
+        return "\n".join([self.head(), *steps])
 
-    def command(self, command: str) -> str:
-        """One command of the row, in the repository with the venv active."""
-        return f"{self._head()}\nset +u\nexport PIP_FIND_LINKS=/opt/wheels PATH=$PATH:/opt/uv\n{command}"
+    def commands(self, commands: Sequence[str]) -> str:
+        """Commands of the row as one script, in the repository with the venv active."""
+        variables = self.spec.variables if self.spec else ()
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in variables]
+        paths = "export PIP_FIND_LINKS=/opt/wheels PATH=$PATH:/opt/uv"
+        # Rows do not expect -u. -x names the command that failed.
+        return "\n".join([self.head(), paths, *exports, "set +u -x", *commands])
 
     def build_wheel(self, sdist: str) -> str:
         """Builds an sdist and prints the wheel's name as the last line."""
         build = f"{UV} build -q --wheel --python {self.interpreter.program} -o /tmp/built {sdist}"
-        return f"{self._head()}\n{build}\ncd /tmp/built\nls *.whl"
+        return f"{self.head()}\n{build}\ncd /tmp/built\nls *.whl"
 
     def tidy(self) -> str:
         """Removes what no environment needs and what would differ next time."""
