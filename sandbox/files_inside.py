@@ -35,16 +35,25 @@ class Files:
         return self._open_inside(path, flags, mode)
 
     def read(self, message: wire.Message) -> None:
-        """Answer with a descriptor; the owner looks what it is."""
+        """Answer with a descriptor; the owner looks what it is. Where a neighbour of the same user has taken
+        all descriptors that may be in flight, unix(7), the owner is told and asks for a stream."""
         try:
             fd = self._open(message["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         except (OSError, ValueError) as error:
             wire.send(self._sock, {"reply": message["id"], "errno": error_number(error)})
             return
         try:
-            wire.send(self._sock, {"reply": message["id"]}, (fd,))
+            wire.send(self._sock, {"reply": message["id"]}, (fd,), patient=False)
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS:
+                raise
+            wire.send(self._sock, {"reply": message["id"], "errno": error.errno})
         finally:
             os.close(fd)
+
+    def stream(self, message: wire.Message, stream: int) -> None:
+        """Send what is in a regular file over a socket."""
+        self._start(message, stream, self._stream)
 
     def write(self, message: wire.Message, source: int) -> None:
         """Create or replace a file with what is in a memory file."""
@@ -114,11 +123,24 @@ class Files:
         finally:
             try:
                 # The owner holds the other descriptor too: closing alone would not end the stream.
-                peer.shutdown(socket.SHUT_WR if work == self._pack else socket.SHUT_RDWR)
+                peer.shutdown(socket.SHUT_WR if work != self._unpack else socket.SHUT_RDWR)
             except OSError:
                 pass  # the owner was faster
             peer.close()
             wire.send(self._sock, reply)
+
+    def _stream(self, path: str, peer: socket.socket) -> None:
+        fd = self._open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            mode = os.fstat(fd).st_mode
+            if stat.S_ISDIR(mode):
+                raise IsADirectoryError(errno.EISDIR, "a directory")
+            if not stat.S_ISREG(mode):
+                raise OSError(errno.EINVAL, "not a regular file")
+            while os.sendfile(peer.fileno(), fd, None, 1 << 20):
+                continue
+        finally:
+            os.close(fd)
 
     def _pack(self, path: str, peer: socket.socket) -> None:
         top = self._open(_absolute(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)

@@ -72,6 +72,8 @@ class Init:
                     self._jobs(message)
                 case "read":
                     self._files.read(message)
+                case "stream":
+                    self._files.stream(message, fds[0])
                 case "pack":
                     self._files.pack(message, fds[0])
                 case "unpack":
@@ -173,8 +175,15 @@ class Init:
     def _jobs(self, message: wire.Message) -> None:
         before = None if message["since_s"] is None else _tick(message["since_s"])
         fd = wire.memory_file(json.dumps(self._spawned.jobs(set(message["shells"]), before)).encode())
+        self._reply_with(message, fd)
+
+    def _reply_with(self, message: wire.Message, fd: int) -> None:
         try:
             wire.send(self._sock, {"reply": message["id"]}, (fd,))
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS:
+                raise
+            wire.send(self._sock, {"reply": message["id"], "errno": error.errno})
         finally:
             os.close(fd)
 
@@ -232,10 +241,7 @@ class Init:
         except OSError as error:
             wire.send(self._sock, {"reply": message["id"], "errno": error_number(error)})
             return
-        try:
-            wire.send(self._sock, {"reply": message["id"]}, (fd,))
-        finally:
-            os.close(fd)
+        self._reply_with(message, fd)
 
     def _open(self, path: str, flags: int, mode: int = 0) -> int:
         # Magic links (/proc/N/fd) could name objects of other mount namespaces, proc_pid_fd(5).

@@ -8,7 +8,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -110,13 +110,14 @@ class MiniSandbox(FirstProcess):
 
     def on_other(self, message: wire.Message, fds: list[int]) -> None:
         """What only a start has to say; takes from `fds` what it keeps."""
-        if "ready" in message:
+        if "root" in message and self._upper < 0:
             self._upper = fds.pop(0)
             if self._proxy:
                 self._proxy.start(socket.socket(fileno=fds.pop(0)))
-            self._outside_uid = int(message["outside_uid"])
-            if message.get("complete"):
+            if message["complete"]:
                 self._covered = tuple(message["covered"])
+        elif "ready" in message and self._upper >= 0:
+            self._outside_uid = int(message["outside_uid"])
             if not self._ready.done():
                 self._ready.set_result(None)
         elif "outside" in message:
@@ -160,6 +161,10 @@ class MiniSandbox(FirstProcess):
         self.mark_lost("the sandbox was closed" if self._closing else self._lost_reason)
         if not self._gone.done():
             self._gone.set_result(None)
+
+    def when_gone(self, action: Callable[[], None]) -> None:
+        """Call `action` when the helper has reaped it."""
+        self._gone.add_done_callback(lambda _gone: action())
 
     async def wait_ready(self) -> None:
         """Until the first process has built its root."""

@@ -53,11 +53,10 @@ def run(embryo: Embryo) -> NoReturn:
         sock = socket.socket(fileno=fds[0])
         if problem is not None:
             raise problem
-        root, handed = _finish(embryo, request, fds[1:])
-        ready = {"ready": True, "outside_uid": request["outside_uid"]}
-        wire.send(sock, {**ready, "complete": root.complete, "covered": root.covered}, tuple(handed))
-        for fd in handed:
-            os.close(fd)
+        root = _build(request, fds[1:])
+        _hand_over(sock, root, request)
+        _confine(embryo, request)
+        wire.send(sock, {"ready": True, "outside_uid": request["outside_uid"]})
         code = Init(sock).serve()
     except BaseException as error:  # noqa: BLE001 - the boundary of a process: reported, then it ends
         code = _report(sock, error)
@@ -110,28 +109,39 @@ def _prepare(embryo: Embryo) -> Exception | None:
     return None
 
 
-def _finish(embryo: Embryo, request: wire.Message, fds: list[int]) -> tuple[mounts.Root, list[int]]:
-    """Returns the root and the descriptors that the owner gets: of its upper layer, and of the proxy's
-    socket if any."""
+def _build(request: wire.Message, fds: list[int]) -> mounts.Root:
     syscalls.set_name(SANDBOX_NAME)
-    limits = request["limits"]
     root = mounts.finish(
         mounts.RootPlan(
             layers=request["layers"],
             binds=[(source, target) for source, target in request["binds"]],
-            disk_bytes=limits["disk_bytes"],
+            disk_bytes=request["limits"]["disk_bytes"],
             disk_upper=request["disk_upper"],
             copy_of=fds[0] if fds else -1,
             mode=request["mode"],
             workdir=request["workdir"],
         )
     )
-    handed = [root.upper]
-    if request["proxy_port"]:
-        handed.append(namespaces.listen_on_loopback(request["proxy_port"]))
     for fd in fds:
         os.close(fd)
     os.makedirs(request["workdir"], exist_ok=True)
+    return root
+
+
+def _hand_over(sock: socket.socket, root: mounts.Root, request: wire.Message) -> None:
+    """What the owner gets: the upper layer, and the proxy's socket if any. Before the limit on open files is
+    lowered, for descriptors in flight are counted per user against the sender's own limit, unix(7): a
+    neighbour of an ordinary user could otherwise keep a new sandbox from starting."""
+    handed = [root.upper]
+    if request["proxy_port"]:
+        handed.append(namespaces.listen_on_loopback(request["proxy_port"]))
+    wire.send(sock, {"root": True, "complete": root.complete, "covered": root.covered}, tuple(handed))
+    for fd in handed:
+        os.close(fd)
+
+
+def _confine(embryo: Embryo, request: wire.Message) -> None:
+    limits = request["limits"]
     controllers: list[str] = request["controllers"]
     namespaces.set_limits(
         open_files=limits["open_files"],
@@ -142,4 +152,3 @@ def _finish(embryo: Embryo, request: wire.Message, fds: list[int]) -> tuple[moun
     namespaces.drop_privileges()
     # Last: everything above needs calls that the filter denies.
     seccomp.install(embryo.filter)
-    return root, handed

@@ -209,11 +209,13 @@ class Supervisor:
         try:
             for fd in ours:
                 os.close(fd)
+            root = os.open(self._request["root"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            # Before open files are limited, see `sandbox.start`.
+            wire.send(sock, {"root": True, "complete": False}, (root,))
+            os.close(root)
             self._become_first()
             first = FirstProcess(sock, self._map)
-            root = os.open(self._request["root"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            wire.send(sock, {"ready": True, "outside_uid": os.getuid()}, (root,))
-            os.close(root)
+            wire.send(sock, {"ready": True, "outside_uid": os.getuid()})
             code = first.serve()
         except BaseException as error:  # noqa: BLE001 - the boundary of a process: reported, then it ends
             code = _report(sock, error)

@@ -40,15 +40,16 @@ def memory_file(data: bytes) -> int:
     return fd
 
 
-def send(sock: socket.socket, message: Message, fds: tuple[int, ...] = ()) -> None:
-    """Send one message. Raises BlockingIOError when a non-blocking socket is full."""
+def send(sock: socket.socket, message: Message, fds: tuple[int, ...] = (), *, patient: bool = True) -> None:
+    """Send one message. Raises BlockingIOError when a non-blocking socket is full, and OSError (ETOOMANYREFS)
+    when too many descriptors are in flight, at once or, if `patient`, after some seconds."""
     body = json.dumps(message).encode()
     if len(body) <= _INLINE_BYTES:
-        _sendmsg(sock, b"J" + body, fds)
+        _sendmsg(sock, b"J" + body, fds, patient)
         return
     fd = memory_file(body)
     try:
-        _sendmsg(sock, b"F", (fd, *fds))
+        _sendmsg(sock, b"F", (fd, *fds), patient)
     finally:
         os.close(fd)
 
@@ -83,7 +84,7 @@ def _decode(body: bytes, fds: list[int]) -> Message:
     return cast(Message, message)
 
 
-def _sendmsg(sock: socket.socket, body: bytes, fds: tuple[int, ...]) -> None:
+def _sendmsg(sock: socket.socket, body: bytes, fds: tuple[int, ...], patient: bool) -> None:
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     for tries_left in range(_IN_FLIGHT_TRIES, -1, -1):
         try:
@@ -96,7 +97,7 @@ def _sendmsg(sock: socket.socket, body: bytes, fds: tuple[int, ...]) -> None:
                 raise
             if not sock.getblocking():
                 raise BlockingIOError(errno.EAGAIN, "too many descriptors in flight") from error
-            if not tries_left:
+            if not patient or not tries_left:
                 raise
             time.sleep(_IN_FLIGHT_WAIT_S)
 

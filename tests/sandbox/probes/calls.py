@@ -247,7 +247,7 @@ async def _hostile_replies(world: World) -> Verdict:
 
 async def _many_names(world: World) -> Verdict:
     """Names of sandboxes, keys and paths given to owner's calls, with separators and NULs."""
-    from sandbox.cache import env_path
+    from sandbox.cache_record import env_path
     from sandbox.errors import CacheError
 
     taken: list[str] = []

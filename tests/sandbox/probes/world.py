@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox import syscalls
-from sandbox.cache import python_env
+from sandbox.cache_record import python_env
 from sandbox.errors import SandboxError
 from sandbox.mini import MiniBackend
 from sandbox.types import MIB, BindMount, ExecResult, Limits, Sandbox, SandboxSpec, Session
