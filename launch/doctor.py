@@ -133,4 +133,6 @@ async def _time_to_first_command(backend: MiniBackend) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from launch.entry import run_command
+
+    run_command(main)

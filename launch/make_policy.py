@@ -130,4 +130,6 @@ def _fail(console: Console, error: Exception, status: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from launch.entry import run_command
+
+    run_command(main)

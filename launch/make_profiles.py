@@ -129,4 +129,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from launch.entry import run_command
+
+    run_command(main)

@@ -1,0 +1,28 @@
+"""How every command of launch/ ends: with its exit status, and quietly when nobody reads its output any more.
+
+`launch/train.py --help | head` closes the pipe early. Python would then print a traceback, or a complaint at
+shutdown; SIGPIPE itself stays ignored, since it would kill a run whose terminal went away.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+BROKEN_PIPE = 141
+"""What a shell reports of a program that SIGPIPE ended (128 + 13)."""
+
+
+def run_command(main: Callable[[], int]) -> NoReturn:
+    """Run a command and exit with its status."""
+    try:
+        try:
+            status: int | str | None = main()
+        except SystemExit as ended:  # argparse, after --help or a wrong argument
+            status = ended.code
+        sys.stdout.flush()
+    except BrokenPipeError:
+        status = BROKEN_PIPE
+        # What is still in the buffer is flushed once more at shutdown, and must go somewhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(status)

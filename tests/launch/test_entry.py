@@ -1,0 +1,68 @@
+"""Every command ends quietly when nobody reads its output."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from launch.entry import BROKEN_PIPE, run_command
+from tests.launch.runner import ROOT
+
+COMMANDS = [
+    [f"launch/{path.name}", "--help"]
+    for path in sorted((ROOT / "launch").glob("*.py"))
+    if "run_command(main)" in path.read_text() and path.name != "entry.py"
+]
+COMMANDS.append(["launch/doctor.py", "--recipe", "cpu_demo"])
+
+
+def with_closed_pipe(arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            check=False,
+            cwd=ROOT,
+            timeout=90,
+        )
+    finally:
+        os.close(writer)
+
+
+def test_every_command_is_tried():
+    tried = {arguments[0] for arguments in COMMANDS}
+    commands = {
+        f"launch/{name}.py" for name in ("train", "doctor", "prepare", "report", "cleanup", "make_policy")
+    }
+    assert commands <= tried
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_closed_pipe_is_no_traceback(arguments: list[str]):
+    ended = with_closed_pipe(arguments)
+    assert ended.stderr.decode() == ""
+    assert ended.returncode in (0, BROKEN_PIPE), (
+        "argparse swallows the error of its own --help, and ends with 0"
+    )
+
+
+def test_what_a_broken_pipe_is_without_it():
+    ended = with_closed_pipe(["-c", "print('text')"])
+    assert b"BrokenPipeError" in ended.stderr
+
+
+def test_statuses_pass_through():
+    for status in (0, 3, "told"):
+
+        def main(status: int | str = status) -> int:
+            if isinstance(status, str):
+                raise SystemExit(status)
+            return status
+
+        with pytest.raises(SystemExit) as ended:
+            run_command(main)
+        assert ended.value.code == status
