@@ -9,12 +9,14 @@ import itertools
 import os
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from sandbox import process, wire
 from sandbox.allowlist import AllowList
+from sandbox.cache_lease import Leases
 from sandbox.conformance_base import Need
 from sandbox.errors import SandboxStartError, SandboxUnavailableError
 from sandbox.handle import HelperHandle
@@ -45,6 +47,7 @@ class MiniBackend:
         self._helper: HelperHandle | None = None
         self._names = itertools.count(1)
         self._restart = asyncio.Lock()
+        self._leases = Leases()
 
     @property
     def name(self) -> str:
@@ -124,13 +127,16 @@ class MiniBackend:
 
     async def _open_once(self, spec: SandboxSpec, origin: str, area: int) -> MiniSandbox:
         helper = await self._live_helper()
+        leases = self._leases.take(spec.layers)
         try:
             name = f"{process.tag(os.getpid())}-{id(self):x}-{next(self._names)}"
             ours, theirs = wire.pair()
         except OSError as error:
+            self._leases.release(leases)
             raise SandboxStartError(process.explain(error)) from error
         with theirs:
             sandbox = MiniSandbox(self, helper, name, spec, ours)
+            sandbox.when_gone(partial(self._leases.release, leases))
             fds = (theirs.fileno(), area) if origin else (theirs.fileno(),)
             try:
                 await helper.request_open(sandbox, {**_request(name, spec), "fork_of": origin}, fds)
