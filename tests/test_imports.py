@@ -12,8 +12,14 @@ HEAVY = ("ray", "torch", "skyrl", "skyrl_gym", "vllm", "hydra", "omegaconf", "wa
 OF_EXTRA_REX = ("sandbox.rex", "sandbox.mini_swe_agent")
 """Adapters to SWE-ReX and mini-swe-agent, for those who install the extra; nothing else may load these."""
 HEAVY += ("swerex", "minisweagent", "pydantic")
-RAY_MODULES = {"recipes/swe/fanout.py", "recipes/swe/placement.py", "recipes/swe/experiment.py"}
-"""Fan-out with its placement, and the experiment that starts and stops Ray; recipes/cpu does so for machines with no GPU."""
+RAY_MODULES = {
+    "recipes/swe/experiment.py",
+    "recipes/swe/fanout.py",
+    "recipes/swe/io_gate.py",
+    "recipes/swe/placement.py",
+}
+"""Fan-out with its placement, the experiment that starts and stops Ray, and fetching in tasks; recipes/cpu starts Ray
+where there is no GPU."""
 SKYRL_MODULES = {
     "recipes/swe/advantages.py",
     "recipes/swe/experiment.py",

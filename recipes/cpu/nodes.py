@@ -13,14 +13,18 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
+from recipes.swe.io_gate import RESOURCE
+from sandbox.cache_gate import UNITS
+
 OBJECT_STORE_BYTES = 256 << 20
 
 
 @contextmanager
 def ray_cluster(
-    cluster: Mapping[str, Any], *, temp_dir: str, runtime_env: Mapping[str, Any]
+    cluster: Mapping[str, Any], *, temp_dir: str, runtime_env: Mapping[str, Any], cache_io: int = UNITS
 ) -> Iterator[None]:
-    """Connect to Ray as `cluster` says; what was started for it ends with the context."""
+    """Connect to Ray as `cluster` says; what was started for it ends with the context. `cache_io`: units of the
+    I/O gate that each node advertises."""
     connect: dict[str, Any] = {
         "runtime_env": dict(runtime_env),
         "logging_level": "error",
@@ -34,6 +38,7 @@ def ray_cluster(
         "num_gpus": 0,
         "object_store_memory": OBJECT_STORE_BYTES,
         "include_dashboard": False,
+        "resources": {RESOURCE: cache_io},
     }
     if address is not None:
         connect["address"] = address

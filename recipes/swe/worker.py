@@ -84,9 +84,9 @@ async def open_runner(config: Mapping[str, Any], stack: AsyncExitStack) -> Runne
     from recipes.swe.agent_config import AgentConfig
     from recipes.swe.chat import ChatCodec
     from recipes.swe.grading import open_grader
+    from recipes.swe.io_gate import open_cache
     from recipes.swe.policy import VllmPolicy
     from rewards.shapes import SHAPE_KEYS, shape_config
-    from sandbox.cache import EnvCache
     from sandbox.mini import MiniBackend
     from sandbox.types import MIB
 
@@ -113,7 +113,7 @@ async def open_runner(config: Mapping[str, Any], stack: AsyncExitStack) -> Runne
         grading_timeout_s=reward["timeout_s"],
         test_timeout_s=reward["test_timeout_s"],
     )
-    cache = EnvCache(Path(paths["cache_dir"]))
+    cache = open_cache(paths)
     runner = RolloutRunner(
         backend,
         cache,
