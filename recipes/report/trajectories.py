@@ -2,18 +2,19 @@
 
 `rollouts/step_0007/` holds one text file a rollout (what the model wrote, what it was shown, the patch,
 the verdict), `rollouts/step_0007.jsonl` the exact records, token ids and logprobs included, and
-`rollouts/step_0007.index.jsonl` one short line a rollout for reports. A prompt that extends what came
-before is stored as what was added, so that records grow with a trajectory's length, not its square.
+`rollouts/step_0007.index.jsonl` one short line a rollout for reports. A prompt is stored as edits of what
+came before, so that records grow with a trajectory's length, not its square.
 It keeps the last attempt at a step: a resumed run overwrites the files of the steps that it repeats.
 """
 
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
+from recipes.report.token_delta import edits, rebuild
 from recipes.swe.types import Failure, Rollout, Trajectory, Turn
 from rewards.types import RewardResult
 
@@ -99,15 +100,19 @@ def _index(rollout: Rollout) -> IndexLine:
 
 
 def _pack(rollout: Rollout) -> dict[str, Any]:
-    record = asdict(rollout)
     if rollout.trajectory is None:
-        return record
+        return asdict(rollout)
+    # Without the turns: asdict would walk over every id of every prompt.
+    record = asdict(replace(rollout, trajectory=replace(rollout.trajectory, turns=())))
     before: tuple[int, ...] = ()
-    for turn, packed in zip(rollout.trajectory.turns, record["trajectory"]["turns"], strict=True):
-        if before and turn.prompt_ids[: len(before)] == before:
-            packed["prompt_ids"] = None
-            packed["added_ids"] = turn.prompt_ids[len(before) :]
+    turns: list[dict[str, Any]] = []
+    for turn in rollout.trajectory.turns:
+        packed = {one.name: getattr(turn, one.name) for one in fields(turn)}
+        if before:
+            packed["prompt_ids"], packed["prompt_edits"] = None, edits(before, turn.prompt_ids)
+        turns.append(packed)
         before = turn.prompt_ids + turn.response_ids
+    record["trajectory"]["turns"] = turns
     return record
 
 
@@ -116,9 +121,9 @@ def _unpack(record: dict[str, Any]) -> Rollout:
     if record["trajectory"] is not None:
         turns: list[Turn] = []
         for packed in record["trajectory"]["turns"]:
-            added = packed.pop("added_ids", None)
+            made = packed.pop("prompt_edits", None)
             if packed["prompt_ids"] is None:
-                packed["prompt_ids"] = (*turns[-1].prompt_ids, *turns[-1].response_ids, *added)
+                packed["prompt_ids"] = rebuild(turns[-1].prompt_ids + turns[-1].response_ids, made)
             sequences = {key: tuple(packed[key]) for key in ("prompt_ids", "response_ids", "logprobs")}
             turns.append(Turn(**{**packed, **sequences}))
         left_out = tuple((path, reason) for path, reason in record["trajectory"].get("left_out", ()))
