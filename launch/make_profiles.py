@@ -60,7 +60,7 @@ def _grouped(versions: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def swesmith_profiles() -> dict[str, Any]:
     """Name of the mirror (`owner__name.<8 hex>`) -> profile, for Python."""
-    home = os.getcwd()
+    home = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # importing swesmith reads a .env file and may make folders
         try:

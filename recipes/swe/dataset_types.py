@@ -71,7 +71,7 @@ class BuildSpec:
     """With runner `log`: name of a parser of `rewards.logs`."""
     plugins: bool = True
     """Whether pytest plugins that the environment holds are loaded. The grader loads none by itself, so the
-    builder lists them once and `recipes.swe.tasks.with_plugins` names them in the test command."""
+    builder lists them once and `datasets_commands.with_plugins` names them in the test command."""
 
 
 @dataclass(frozen=True, slots=True)

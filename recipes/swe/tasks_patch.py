@@ -30,6 +30,20 @@ def make_patch(path: str, old: str, new: str, *, executable: bool = False) -> st
     return f"diff --git a/{path} b/{path}\n{index}" + "".join(lines)
 
 
+def file_patch(path: str, old: str | None, new: str | None, *, executable: bool = False) -> str:
+    """As `make_patch`, also for a file that is made (`old` is None) or deleted (`new` is None)."""
+    if old is not None and new is not None:
+        return make_patch(path, old, new, executable=executable)
+    if old is None and new is None:
+        return ""
+    head = f"{'new' if old is None else 'deleted'} file mode {'100755' if executable else '100644'}"
+    ids = ("0" * 7, _blob_id(new or "")[:7]) if old is None else (_blob_id(old)[:7], "0" * 7)
+    lines = [f"diff --git a/{path} b/{path}\n", f"{head}\n", f"index {ids[0]}..{ids[1]}\n"]
+    sides = ("/dev/null" if old is None else f"a/{path}", "/dev/null" if new is None else f"b/{path}")
+    body = difflib.unified_diff(split_lines(old or ""), split_lines(new or ""), *sides)
+    return "".join([*lines, *(line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}" for line in body)])
+
+
 def reverse_patch(patch: str) -> str:
     """The patch that undoes `patch`."""
     out: list[str] = []
