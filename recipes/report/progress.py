@@ -25,6 +25,7 @@ def progress_line(step: int, total: int, metrics: Mapping[str, Any]) -> str:
         f"stages(mean s): {stages}" if stages else "",
         f"step {_seconds(_get(metrics, 'timing/step'))} s",
         f"logprob diff {_get(metrics, 'policy/rollout_train_logprobs_abs_diff_mean'):.1e}",
+        f"held-out {_number(_get(metrics, 'eval/all/environment/resolved_mean'))}",
     ]
     failed = sum(
         int(value) for name, value in metrics.items() if name.startswith("environment/num_fail_") and value

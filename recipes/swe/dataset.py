@@ -11,6 +11,8 @@ class TaskDataset:
 
     def __init__(self, tasks: Sequence[TaskInstance]) -> None:
         self._tasks = list(tasks)
+        self.loader: Any = None
+        """What makes its batches when that is not left to SkyRL; see `recipes.swe.task_loader`."""
 
     def __len__(self) -> int:
         return len(self._tasks)

@@ -25,7 +25,8 @@ from recipes.swe.console import log_to_file
 from recipes.swe.dataset import TaskDataset
 from recipes.swe.fanout import Fanout
 from recipes.swe.generator import SweGenerator
-from recipes.swe.task_selection import training_tasks
+from recipes.swe.task_loader import TaskLoader
+from recipes.swe.task_sets import load_task_sets, task_order
 from recipes.swe.tracking import DropRepeatedSteps, RunTracking
 from recipes.swe.trainers import AsyncTrainer, SyncTrainer
 from recipes.swe.worker import RUNNER_FACTORY
@@ -43,25 +44,31 @@ class SweExp(BasePPOExp):
     def __init__(self, cfg: SkyRLTrainConfig, settings: Mapping[str, Any]) -> None:
         self.settings = settings
         self.run_dir = Path(settings["paths"]["run_dir"])
-        timeout_s = settings["reward"]["timeout_s"]
-        self.tasks = training_tasks(settings["data"], timeout_s=timeout_s)
-        self._task_by_id = {task.instance_id: task for task in self.tasks}
+        self.task_sets = load_task_sets(settings)
+        self.tasks = self.task_sets.train
+        self._task_by_id = {task.instance_id: task for task in (*self.tasks, *self.task_sets.held_out)}
+        self.order: TaskLoader | None = None
         self.fanout: Fanout | None = None
-        self.recorder = RolloutRecorder(self.run_dir)
+        self.recorder = RolloutRecorder(self.run_dir, int(settings["logger"]["samples_per_table"]))
         super().__init__(cfg)
 
     def get_train_dataset(self) -> Any:
-        """All tasks; SkyRL shuffles them by seed."""
+        """The tasks to train on; SkyRL shuffles them by seed, unless an order or skips are configured."""
         if len(self.tasks) < self.cfg.trainer.train_batch_size:
             raise ValueError(
                 f"{self.settings['data']['path']} has {len(self.tasks)} tasks, a step needs "
                 f"{self.cfg.trainer.train_batch_size}: prepare more, or lower trainer.prompts_per_step"
             )
-        return TaskDataset(self.tasks)
+        dataset = TaskDataset(self.tasks)
+        order = task_order(self.settings, self.task_sets, self.cfg.trainer.train_batch_size)
+        if order is not None:
+            self.order = dataset.loader = TaskLoader(dataset, order, run_dir=self.run_dir)
+        return dataset
 
     def get_eval_dataset(self) -> Any:
-        """None: evaluation is a run of its own."""
-        return None
+        """The held-out tasks; None when nothing is evaluated on the way."""
+        held_out = self.task_sets.held_out
+        return TaskDataset(held_out) if self.cfg.trainer.eval_interval > 0 and held_out else None
 
     def get_generator(
         self, cfg: SkyRLTrainConfig, tokenizer: Any, inference_engine_client: Any
@@ -76,7 +83,7 @@ class SweExp(BasePPOExp):
             pad_token_id=tokenizer.pad_token_id,
             step_wise=cfg.generator.step_wise_trajectories,
             overlong_filtering=cfg.generator.apply_overlong_filtering,
-            observers=[self.recorder],
+            observers=[self.recorder, *([self.order] if self.order is not None else ())],
         )
 
     def start_fanout(self, server_url: str) -> Fanout:
@@ -103,7 +110,7 @@ class SweExp(BasePPOExp):
                 **kwargs
             )  # its loop has no callbacks: it drops repeated steps itself
         else:
-            trainer = self.sync_trainer(**kwargs, callbacks=[DropRepeatedSteps()])
+            trainer = self.sync_trainer(**kwargs, callbacks=[DropRepeatedSteps(self.order)])
             trainer.prepare = self.prepare
         log_to_file(self.run_dir)  # SkyRL's trainer sets its own handlers when it is made
         trainer.run_dir = self.run_dir
@@ -136,6 +143,8 @@ class SweExp(BasePPOExp):
         return RunTracking(
             run_dir=self.run_dir,
             recorder=self.recorder,
+            samples_every_steps=int(self.settings["logger"]["samples_every_steps"]),
+            more_metrics=[self.order.metrics] if self.order is not None else (),
             total_steps=self.cfg.trainer.max_training_steps or 0,
             project_name=self.cfg.trainer.project_name,
             experiment_name=self.cfg.trainer.run_name,

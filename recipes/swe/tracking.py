@@ -18,6 +18,7 @@ from recipes.report.progress import progress_line
 from recipes.report.recorder import RolloutRecorder
 from recipes.report.samples import COLUMNS, sample_row
 from recipes.swe.console import say
+from recipes.swe.task_loader import TaskLoader
 
 SAMPLES_KEY = "samples/rollouts"
 """W&B's name of the table of sample trajectories."""
@@ -104,8 +105,15 @@ class RunTracking(Tracking):
 
 
 class DropRepeatedSteps(TrainingCallback):
-    """After a resume, takes the steps that will be repeated out of the run's files."""
+    """After a resume: the steps that will be repeated leave the run's files, and the order of tasks learns
+    what became of the last batch before the checkpoint."""
+
+    def __init__(self, order: TaskLoader | None = None) -> None:
+        """`order`: None when SkyRL orders the tasks."""
+        self._order = order
 
     def on_train_start(self, trainer: Any, callback_input: CallbackInput, control: TrainingControl) -> None:
         trainer.tracker.metrics_file.keep_until(callback_input.global_step)
         trainer.tracker.recorder.keep_until(callback_input.global_step)
+        if self._order is not None and callback_input.global_step > 0:
+            self._order.read_outcomes(callback_input.global_step)

@@ -29,7 +29,8 @@ class SyncTrainer(SweTrainer):
     def _build_train_dataloader_and_compute_training_steps(self) -> None:
         super()._build_train_dataloader_and_compute_training_steps()
         if self.train_dataloader is not None:
-            self.train_dataloader = Lookahead(self.train_dataloader)
+            own = getattr(self.train_dataset, "loader", None)  # of the same length
+            self.train_dataloader = Lookahead(own or self.train_dataloader)
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
         """As SkyRL's; then the next step's sandboxes start to open."""
