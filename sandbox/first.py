@@ -11,12 +11,24 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from sandbox import wire
+from sandbox import files, wire
 from sandbox.errors import SandboxLostError
 from sandbox.link import Link
-from sandbox.types import Job
+from sandbox.types import GIB, MIB, Job
 
+_BASE_ENV = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "USER": "root",
+    "LOGNAME": "root",
+    "SHELL": "/bin/bash",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    # Without capabilities nothing can be given to another owner, which tar tries for uid 0.
+    "TAR_OPTIONS": "--no-same-owner",
+}
 KILL_TIMEOUT_S = 10.0
 """How long a process may take to die before its sandbox counts as lost."""
 
@@ -25,8 +37,8 @@ class FirstProcess:
     """Base of an open sandbox: `on_other` and `on_end` are its own."""
 
     def __init__(self, sock: socket.socket, env: Mapping[str, str]) -> None:
-        """`env`: the environment of its programs, which `spawn` adds to."""
-        self._env = dict(env)
+        """`env`: the environment of its programs beside the fixed base; `spawn` adds to it."""
+        self._env = {**_BASE_ENV, **env}
         self._ids = itertools.count(1)
         self._exits: dict[int, asyncio.Future[int]] = {}
         self._replies: dict[int, asyncio.Future[int | None]] = {}
@@ -179,6 +191,31 @@ class FirstProcess:
     def last_cwd(self, child: int) -> str:
         """Directory the shell was in when it was last interrupted, or ''."""
         return self._cwds.get(child, "")
+
+    # -- what needs nothing but the conversation
+
+    async def open_terminal(self) -> int:
+        """The master end of a new pseudo-terminal inside; `sandbox.terminal` names and sizes it."""
+        fd = await self.ask({"op": "terminal"})
+        if fd is None:
+            raise SandboxLostError("no descriptor came back")
+        return fd
+
+    async def read_file(self, path: str, *, limit_bytes: int = 16 * MIB) -> bytes:
+        """See `sandbox.types.Sandbox.read_file`."""
+        return await files.read(self.ask, path, limit_bytes)
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """See `sandbox.types.Sandbox.write_file`."""
+        await files.write(self.ask, path, data, mode)
+
+    async def upload(self, source: Path, path: str) -> None:
+        """See `sandbox.types.Sandbox.upload`."""
+        await files.upload(self.ask, source, path)
+
+    async def download(self, path: str, target: Path, *, limit_bytes: int = GIB) -> None:
+        """See `sandbox.types.Sandbox.download`."""
+        await files.download(self.ask, path, target, limit_bytes)
 
 
 def _ago(elapsed_s: float) -> float:

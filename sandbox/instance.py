@@ -14,13 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from sandbox import diff, files, gc, process, wire
+from sandbox import diff, gc, process, wire
 from sandbox.errors import SandboxError, SandboxLostError, SandboxStartError
 from sandbox.first import KILL_TIMEOUT_S, FirstProcess
 from sandbox.output import Collector, PipeReader, exec_result
 from sandbox.proxy import NetworkProxy, Refusal, environment, uses_proxy
 from sandbox.session import MiniSession
-from sandbox.types import GIB, MIB, Changes, ExecResult, Limits, SandboxSpec, Usage
+from sandbox.types import Changes, ExecResult, Limits, SandboxSpec, Usage
 from sandbox.usage import read_usage
 from sandbox.watch import Watch
 
@@ -28,17 +28,6 @@ if TYPE_CHECKING:
     from sandbox.handle import HelperHandle
     from sandbox.mini import MiniBackend
 
-_BASE_ENV = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "HOME": "/root",
-    "USER": "root",
-    "LOGNAME": "root",
-    "SHELL": "/bin/bash",
-    "LANG": "C.UTF-8",
-    "TERM": "dumb",
-    # Without capabilities nothing can be given to another owner, which tar tries for uid 0.
-    "TAR_OPTIONS": "--no-same-owner",
-}
 _START_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 60.0
 _REASON_WAIT_S = 2.0
@@ -79,7 +68,7 @@ class MiniSandbox(FirstProcess):
         self._covered: tuple[str, ...] | None = None
         """Where other trees are mounted, if the upper layer holds all files; else None."""
         self._watch = Watch(self.end)
-        super().__init__(sock, {**_BASE_ENV, **(environment() if self._proxy else {}), **spec.env})
+        super().__init__(sock, {**(environment() if self._proxy else {}), **spec.env})
 
     @property
     def id(self) -> str:
@@ -248,29 +237,6 @@ class MiniSandbox(FirstProcess):
         self._sessions.append(session)
         await session.start()
         return session
-
-    async def open_terminal(self) -> int:
-        """The master end of a new pseudo-terminal inside; `sandbox.terminal` names and sizes it."""
-        fd = await self.ask({"op": "terminal"})
-        if fd is None:
-            raise SandboxLostError("no descriptor came back")
-        return fd
-
-    async def read_file(self, path: str, *, limit_bytes: int = 16 * MIB) -> bytes:
-        """See `sandbox.types.Sandbox.read_file`."""
-        return await files.read(self.ask, path, limit_bytes)
-
-    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """See `sandbox.types.Sandbox.write_file`."""
-        await files.write(self.ask, path, data, mode)
-
-    async def upload(self, source: Path, path: str) -> None:
-        """See `sandbox.types.Sandbox.upload`."""
-        await files.upload(self.ask, source, path)
-
-    async def download(self, path: str, target: Path, *, limit_bytes: int = GIB) -> None:
-        """See `sandbox.types.Sandbox.download`."""
-        await files.download(self.ask, path, target, limit_bytes)
 
     async def diff(self, root: str) -> str:
         """See `sandbox.types.Sandbox.diff`."""
