@@ -16,8 +16,11 @@ import torch
 from skyrl.train.generators.base import TrajectoryID
 from skyrl.train.generators.utils import merge_stepwise_output
 
-from recipes.swe.advantages import LOGPROB_DIFF
+from launch.config_validate import load_config
+from recipes.swe.advantages import LOGPROB_DIFF, Exclusions, SweTrainer
+from recipes.swe.experiment import skyrl_config
 from recipes.swe.output import to_generator_output
+from recipes.swe.trainers import AsyncTrainer
 from recipes.swe.types import Rollout, Turn, is_healthy
 from tests.skyrl.replay import (
     PAD,
@@ -28,6 +31,7 @@ from tests.skyrl.replay import (
     new_logprob,
     old_logprob,
     replay,
+    replay_async,
 )
 
 EPS_LOW, EPS_HIGH = 0.2, 0.28
@@ -93,9 +97,12 @@ def reference_loss(
     return sum(losses) / len(losses) if losses else 0.0
 
 
-def trainer_for(rollouts: Sequence[Rollout], *, step_wise: bool, **algorithm: Any):
+def trainer_for(
+    rollouts: Sequence[Rollout], *, step_wise: bool, kind: type[Exclusions] = SweTrainer, **algorithm: Any
+):
     names = [rollout.instance_id for rollout in rollouts]
     return make_trainer(
+        kind,
         groups=len(set(names)),
         samples=len(names) // len(set(names)),
         step_wise=step_wise,
@@ -238,6 +245,25 @@ def test_off_policy_correction_can_be_switched_on():
     assert result.losses == [pytest.approx(reference_loss(ELIDED, weight=weight), rel=1e-4)]
     assert result.losses[0] != pytest.approx(reference_loss(ELIDED), rel=1e-5)
     assert "policy/is_ratio_mean" in result.metrics
+
+
+def test_correction_is_configured_as_any_key_of_skyrl():
+    key = "skyrl.trainer.algorithm.off_policy_correction.tis_ratio_type"
+    settings = load_config(["+recipe=swe_smith_1600", "dry_run=true", f"{key}=token"])
+    config = skyrl_config(settings)
+    assert config.trainer.algorithm.off_policy_correction.tis_ratio_type == "token"
+    assert config.generator.step_wise_trajectories, "the published run keeps five observations"
+
+
+@pytest.mark.parametrize("step_wise", [False, True])
+def test_the_asynchronous_trainer_learns_the_same(step_wise: bool):
+    base = ELIDED if step_wise else FULL
+    groups = [[base[0], failed("a"), base[1], base[2]], [base[3], failed("b"), base[4], base[5]]]
+    rollouts = [rollout for group in groups for rollout in group]
+    trainer = trainer_for(rollouts, step_wise=step_wise, kind=AsyncTrainer)
+    result = replay_async(trainer, groups)
+    assert result.losses == [pytest.approx(reference_loss(rollouts), rel=1e-4)]
+    assert result.metrics["reward/avg_raw_reward"] == pytest.approx(2.25 / 6)
 
 
 def test_our_merging_is_skyrls():
