@@ -5,9 +5,9 @@ nothing; `recipes.swe.advantages` does.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
-
-from skyrl.train.generators.base import GeneratorOutput
+from typing import Any
 
 from recipes.swe.output import FAILED, MESSAGES, QUARANTINED
 
@@ -19,7 +19,7 @@ class TooManyFailuresError(RuntimeError):
     """Too large a share of a step's rollouts failed for reasons of ours."""
 
 
-def write_failure_report(output: GeneratorOutput, *, step: int, run_dir: Path | None) -> str:
+def write_failure_report(output: Mapping[str, Any], *, step: int, run_dir: Path | None) -> str:
     """Write `failures_step_NNNN.txt` to the run's folder; returns one line with counts and its path."""
     counts, messages = _by_class(output)
     summary = ", ".join(f"{kind} {count}" for kind, count in counts.most_common())
@@ -37,7 +37,7 @@ def write_failure_report(output: GeneratorOutput, *, step: int, run_dir: Path | 
     return f"{summary}; see {path}"
 
 
-def _by_class(output: GeneratorOutput) -> tuple[Counter[str], dict[str, Counter[str]]]:
+def _by_class(output: Mapping[str, Any]) -> tuple[Counter[str], dict[str, Counter[str]]]:
     """Rollouts of each class, and how often each of its messages occurs. A left-out rollout is one row."""
     counts = Counter[str]()
     messages: dict[str, Counter[str]] = defaultdict(Counter)
