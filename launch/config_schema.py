@@ -28,6 +28,14 @@ class PathsSection:
     """Below it lies Ray's session folder of a run; keep it short (socket paths are limited)."""
     shm_dir: str
     """Below it lie weights on their way to vLLM; best a tmpfs."""
+    store: str | None = None
+    """Shared store that missing environments come from: folder, file://, s3://, ...; see docs/cache.md."""
+    node_dir: str | None = None
+    """With a store: where a node keeps what it fetched, on its own disk; null for cache_dir."""
+    cache_max_gib: Annotated[float | None, Above(0)] = None
+    """With a store: size that layers on a node are kept within, GiB; null for no bound."""
+    cache_io: Annotated[int, Between(1, 100_000)] = 40
+    """Units of 50 MB that a node unpacks at once; `launch/doctor.py --io` proposes the number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ def check_all(plain: Mapping[str, Any], already_reported: Sequence[str] = ()) ->
     if not any(path.startswith("reward") for path in faulty):
         errors.extend(_check_reward(plain["reward"]))
     errors.extend(_check_agent(plain.get("agent")))
+    if not any(path.startswith("paths") for path in faulty):
+        errors.extend(_check_paths(plain["paths"]))
     told = {line.split(": ", 1)[1] for line in errors}
     # A bad value that SkyRL's keys point to (skyrl.…lr is trainer.lr) is told once, under our key.
     for line in check_skyrl(plain.get("skyrl"), unresolved | faulty):
@@ -64,9 +66,9 @@ def check_all(plain: Mapping[str, Any], already_reported: Sequence[str] = ()) ->
 
 def make_paths_absolute(config: DictConfig) -> None:
     """Make relative paths start at the repository root, wherever the command was typed."""
-    for key in ("cache_dir", "runs_dir", "run_dir", "temp_dir", "shm_dir"):
+    for key in ("cache_dir", "runs_dir", "run_dir", "temp_dir", "shm_dir", "node_dir"):
         _make_absolute(config, f"paths.{key}", force=True)
-    for key in ("policy.path", "data.path"):
+    for key in ("policy.path", "data.path", "paths.store"):
         _make_absolute(config, key, force=False)
     _make_absolute(config, "eval.path", force=True)
     rates = OmegaConf.select(config, "data.curriculum.rates", default=None)
@@ -109,6 +111,12 @@ def _check_reward(reward: Mapping[str, Any]) -> list[str]:
     except ValueError as error:
         errors.append(f"reward.shape: {error}")
     return errors
+
+
+def _check_paths(paths: Mapping[str, Any]) -> list[str]:
+    """Rules between keys of the cache."""
+    keys = ("node_dir", "cache_max_gib")
+    return [f"paths.{key}: needs paths.store" for key in keys if paths[key] and not paths["store"]]
 
 
 def _check_agent(agent: Any) -> list[str]:

@@ -140,6 +140,8 @@ def missing_tasks(config: Mapping[str, Any]) -> list[str]:
     from recipes.swe.task_selection import training_tasks
     from recipes.swe.tasks import TaskFileError
     from sandbox.cache_record import env_path
+    from sandbox.errors import CacheError
+    from sandbox.store import Store
 
     path = Path(config["data"]["path"])
     if not path.is_file():
@@ -153,10 +155,17 @@ def missing_tasks(config: Mapping[str, Any]) -> list[str]:
     if len(tasks) < needed:
         missing.append(f"data.path: {path} has {len(tasks)} tasks, a step needs {needed}; prepare more")
     cache_dir = Path(config["paths"]["cache_dir"])
-    absent = sum(not env_path(cache_dir, task.env.key).is_file() for task in tasks)
+    absent = [task.env.key for task in tasks if not env_path(cache_dir, task.env.key).is_file()]
+    url = config["paths"]["store"]
+    try:
+        stored = set(Store(url).names("envs")) if absent and url else set[str]()
+    except CacheError as error:
+        return [*missing, f"paths.store: {error}"]
+    absent = [key for key in absent if key not in stored]
     if absent:
+        places = f"{cache_dir} or {url}" if url else str(cache_dir)
         missing.append(
-            f"environments: {absent} of {len(tasks)} are not in {cache_dir}; run: python launch/prepare.py"
+            f"environments: {len(absent)} of {len(tasks)} are not in {places}; run: python launch/prepare.py"
         )
     return missing
 

@@ -30,7 +30,7 @@ from sandbox.cache_record import (
 )
 from sandbox.errors import CacheError
 from sandbox.store import Store
-from sandbox.store_fetch import Fetched, Origin, fetch_layer
+from sandbox.store_fetch import Bring, Fetched, Origin, fetch_layer
 from sandbox.types import CachedEnv, EnvSpec
 
 __all__ = [
@@ -59,9 +59,11 @@ class EnvCache:
         gate: Gate | None = None,
         limit_bytes: int | None = None,
         grace_s: float = GRACE_S,
+        bring: Bring | None = None,
     ) -> None:
         """`root` lies on this node's own disk and may not exist yet. `store`: where missing layers come from.
-        `gate`: by default the node's own with its usual number of units. `limit_bytes`: see `cache_evict`."""
+        `gate`: by default the node's own with its usual number of units. `limit_bytes`: see `cache_evict`.
+        `bring`: fetches in place of this process, and has a gate of its own."""
         self._root = root.absolute()
         self._memo: dict[str, tuple[int, CachedEnv, tuple[str, ...]]] = {}
         self._lock = threading.Lock()
@@ -72,6 +74,7 @@ class EnvCache:
                 gate or LocalGate(self._root / "gate"),
                 limit_bytes,
                 grace_s,
+                bring,
             )
 
     @property

@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, override
@@ -57,6 +58,12 @@ class Origin:
     """What all layers of this node may take on disk, None for no bound."""
     grace_s: float = GRACE_S
     """For how long a layer that was asked for is safe from eviction."""
+    bring: "Bring | None" = None
+    """Does the work in place of `bring_here`, for example in another process of this node."""
+
+
+type Bring = Callable[[Path, Manifest, Origin], Fetched]
+"""Brings a layer that is not here, under its lock, which the caller holds. Raises CacheError."""
 
 
 def fetch_layer(root: Path, name: str, origin: Origin) -> Fetched:
@@ -73,10 +80,11 @@ def fetch_layer(root: Path, name: str, origin: Origin) -> Fetched:
         if origin.limit_bytes is not None:
             room = origin.limit_bytes - max(manifest.tree_bytes, manifest.file_bytes)
             evict(root, max(0, room), keep=(name,), grace_s=origin.grace_s)
-        return _fetch(root, manifest, origin)
+        return (origin.bring or bring_here)(root, manifest, origin)
 
 
-def _fetch(root: Path, manifest: Manifest, origin: Origin) -> Fetched:
+def bring_here(root: Path, manifest: Manifest, origin: Origin) -> Fetched:
+    """Bring a layer in this process, as soon as the gate lets it; the layer's lock is held."""
     with origin.gate.hold(manifest.tree_bytes) as waited:
         started = time.monotonic()
         for attempt in range(ATTEMPTS):

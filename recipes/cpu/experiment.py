@@ -140,7 +140,10 @@ def run_on_cpu(settings: Mapping[str, Any]) -> None:
     validate_cfg(cfg)
     say("starting vLLM, Ray and the trainer (a minute or so)")
     nodes = ray_cluster(
-        settings["cluster"], temp_dir=paths["temp_dir"], runtime_env=worker_environment(cfg, paths)
+        settings["cluster"],
+        temp_dir=paths["temp_dir"],
+        runtime_env=worker_environment(cfg, paths),
+        cache_io=paths["cache_io"],
     )
     with server, Supervisor(server, sync_dir=Path(paths["shm_dir"]), say=say) as supervisor, nodes:
         exp = CpuSweExp(cfg, settings, server, supervisor)

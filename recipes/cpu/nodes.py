@@ -23,8 +23,9 @@ OBJECT_STORE_BYTES = 256 << 20
 def ray_cluster(
     cluster: Mapping[str, Any], *, temp_dir: str, runtime_env: Mapping[str, Any], cache_io: int = UNITS
 ) -> Iterator[None]:
-    """Connect to Ray as `cluster` says; what was started for it ends with the context. `cache_io`: units of the
-    I/O gate that each node advertises."""
+    """Connect to Ray as `cluster` says; what was started for it ends with the context.
+
+    `cache_io`: units of the I/O gate that each node advertises."""
     connect: dict[str, Any] = {
         "runtime_env": dict(runtime_env),
         "logging_level": "error",
