@@ -37,7 +37,7 @@ cd @SOURCE@
 cat /sys/fs/cgroup/cgroup.controllers
 for c in $(cat /sys/fs/cgroup/cgroup.controllers); do echo +$c > /sys/fs/cgroup/cgroup.subtree_control; done
 mkdir /sys/fs/cgroup/me; echo $$ > /sys/fs/cgroup/me/cgroup.procs
-@PYTHON@ guest.py @STEPS@
+STEP_S=@SECONDS@ @PYTHON@ guest.py @STEPS@
 echo o > /proc/sysrq-trigger; sleep 60
 MAIN
 # Not chroot: a process in one may make no user namespace, user_namespaces(7).
@@ -45,7 +45,7 @@ exec $b switch_root /new /usr/bin/env -i PATH=/usr/bin:/bin HOME=/tmp PYTHONDONT
 """
 
 
-def _initramfs(package: Path, work: Path, source: Path, steps: str) -> Path:
+def _initramfs(package: Path, work: Path, source: Path, steps: str, seconds: str) -> Path:
     root = work / "root"
     for name in ("bin", "m", "proc", "sys", "dev", "new"):
         (root / name).mkdir(parents=True)
@@ -56,7 +56,7 @@ def _initramfs(package: Path, work: Path, source: Path, steps: str) -> Path:
             if copied.suffix == ".xz":
                 subprocess.run(["unxz", copied], check=True)
     init = root / "init"
-    values = {"@SOURCE@": str(source), "@PYTHON@": sys.executable, "@STEPS@": steps}
+    values = {"@SOURCE@": str(source), "@PYTHON@": sys.executable, "@STEPS@": steps, "@SECONDS@": seconds}
     text = _INIT
     for mark, value in values.items():
         text = text.replace(mark, value)
@@ -77,6 +77,7 @@ def main() -> int:
     parser.add_argument("package", type=Path)
     parser.add_argument("steps", nargs="*", help="WHO or WHO:COMMAND, see guest.py")
     parser.add_argument("--memory", default="2048", help="MiB of the guest")
+    parser.add_argument("--seconds", default="400", help="time limit of a step")
     options = parser.parse_args()
     (kernel,) = options.package.glob("boot/vmlinuz-*")
     # Not below /tmp, which is the guest's own; a copy, since somebody may be editing.
@@ -89,7 +90,7 @@ def main() -> int:
         shutil.copy(Path(__file__).with_name("guest.py"), source)
         # Under emulation a compilation at every start would double the time.
         compileall.compile_dir(source, quiet=1)
-        initramfs = _initramfs(options.package, work, source, " ".join(options.steps))
+        initramfs = _initramfs(options.package, work, source, " ".join(options.steps), options.seconds)
         share = "local,path=/,security_model=none,mount_tag=root,readonly=on,multidevs=remap"
         return subprocess.run(
             ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2",
