@@ -20,12 +20,6 @@ def derive(plain: dict[str, Any]) -> list[str]:
         errors.append(
             "skyrl.generator.step_wise_trajectories: must be true: agent.keep_last_observations is set"
         )
-    algorithm = _section(_section(skyrl.get("trainer")).get("algorithm"))
-    if _section(algorithm.get("dynamic_sampling")).get("type") is not None:
-        errors.append(
-            "skyrl.trainer.algorithm.dynamic_sampling.type: cuts batches by rows, of which a trajectory has "
-            "several with agent.keep_last_observations; set one of the two to null"
-        )
     return errors
 
 

@@ -21,11 +21,14 @@ from skyrl.train.generators.base import GeneratorOutput
 from skyrl.train.generators.utils import slice_generator_output
 from skyrl.train.trainer import RayPPOTrainer
 
+from recipes.swe.dynamic_sampling import SamplingRound, groups_of, joined
 from recipes.swe.failure_report import TooManyFailuresError, write_failure_report
 from recipes.swe.output import FAILED, QUARANTINED
 
 LOGPROB_DIFF = "policy/rollout_train_logprobs_abs_diff_mean"
 """SkyRL's own name of the mean difference between sampled and recomputed log-probabilities."""
+SAMPLED = ("environment/", "generate/")
+"""Metrics of a batch of rollouts; a step of several batches joins them."""
 LEFT_OUT = "left_out"
 """Key of a batch's metadata: for each row whether its rollout is not to be trained on."""
 
@@ -57,16 +60,6 @@ def separate_uids(uids: Sequence[str], excluded: Sequence[bool]) -> list[str]:
     ]
 
 
-def neutral_rewards(output: GeneratorOutput, uids: Sequence[str]) -> list[float]:
-    """Rewards with those of left-out rows set to a healthy sibling's, so that they add no variance."""
-    left_out, rewards = left_out_rows(output), cast(list[float], output["rewards"])
-    healthy = {uid: reward for uid, reward, out in zip(uids, rewards, left_out, strict=True) if not out}
-    return [
-        healthy.get(uid, 0.0) if out else reward
-        for uid, reward, out in zip(uids, rewards, left_out, strict=True)
-    ]
-
-
 def check_logprobs(metrics: dict[str, Any], tolerance: float | None) -> None:
     """Raise LogprobMismatchError when the mean difference reaches `tolerance` (None: only logged)."""
     difference = metrics.get(LOGPROB_DIFF)
@@ -91,18 +84,24 @@ class Exclusions(RayPPOTrainer):
     def handle_dynamic_sampling(
         self, generator_output: GeneratorOutput, uids: list[str]
     ) -> tuple[GeneratorOutput, list[str], bool]:
-        """As SkyRL's, judging each group by its healthy rollouts: a failed one is no variance."""
+        """As SkyRL's, by whole groups and their healthy rollouts, see `recipes.swe.dynamic_sampling`."""
         self._check_failures(generator_output)
-        rewards = neutral_rewards(generator_output, uids)
-        output, uids, more = super().handle_dynamic_sampling(
-            cast(GeneratorOutput, {**generator_output, "rewards": rewards}), uids
+        config = self.cfg.trainer.algorithm.dynamic_sampling
+        # SkyRL drops this attribute where a step is given up at the end of an epoch.
+        sampled = cast(SamplingRound, self.dynamic_sampling_state or SamplingRound())
+        own = {name: value for name, value in self.all_metrics.items() if name.startswith(SAMPLED)}
+        sampled.add(groups_of(generator_output, uids, left_out_rows(generator_output)), own)
+        chosen = sampled.choose(
+            config.type,
+            wanted=self.cfg.trainer.train_batch_size,
+            most_batches=config.max_sample_batches,
+            least_share=config.min_replace_ratio,
         )
-        left_out = left_out_rows(output)
-        output["rewards"] = [
-            0.0 if out else reward
-            for out, reward in zip(left_out, cast(list[float], output["rewards"]), strict=True)
-        ]
-        return output, uids, more
+        self.dynamic_sampling_state = cast(Any, sampled if chosen is None else None)
+        if chosen is None:
+            return generator_output, uids, True
+        self.all_metrics.update(sampled.combined_metrics())
+        return *joined(chosen), False
 
     def postprocess_generator_output(
         self,
