@@ -11,6 +11,7 @@ import socket
 
 import pytest
 from grader_channel import make_send  # pyright: ignore
+from grader_options import settle  # pyright: ignore
 from grader_pytest import Before, make_plugin  # pyright: ignore
 
 
@@ -28,7 +29,8 @@ def fetch():
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config):
+def pytest_load_initial_conftests(early_config, args):
+    settle(early_config, args)
     # Before any conftest.py, and with it the product, is imported.
     early_config.grader_before = Before(early_config.known_args_namespace.rootdir or os.getcwd())
 

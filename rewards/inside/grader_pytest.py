@@ -12,6 +12,7 @@ import os
 import sys
 
 from grader_channel import Done, Watch, is_foreign, make_canary  # pyright: ignore
+from grader_options import settle  # pyright: ignore
 from grader_sources import Builtins, Sources  # pyright: ignore
 
 WATCHED = (
@@ -82,6 +83,10 @@ def make_plugin(pytest, request, send, before):
             self.session = None
             self.changed = before.watch.changed
             self.builtins = before.builtins
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_load_initial_conftests(self, early_config, args):
+            settle(early_config, args)
 
         @pytest.hookimpl(trylast=True)
         def pytest_sessionstart(self, session):

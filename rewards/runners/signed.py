@@ -27,9 +27,9 @@ GRACE_S = 15.0
 _RESULT_LIMIT_BYTES = 64 << 20
 _COMMON_FILES = ("run.py", "grader_channel.py", "grader_child.py", "grader_sources.py")
 _FILES: Mapping[str, tuple[str, ...]] = {
-    "pytest": ("grader_pytest.py",),
+    "pytest": ("grader_pytest.py", "grader_options.py"),
     "unittest": ("grader_unittest.py",),
-    "wrapped": ("grader_pytest.py", "grader_join.py"),
+    "wrapped": ("grader_pytest.py", "grader_options.py", "grader_join.py"),
 }
 _MISSING, _NOT_STARTED, _FULL = 97, 98, 96
 _DEAD = frozenset({"failed", "error", "skipped", "xfailed", "crashed", "timeout"})
