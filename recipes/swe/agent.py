@@ -15,7 +15,7 @@ from recipes.swe.parsing import FormatError, format_call, parse
 from recipes.swe.prompts import TOOL_DOCS, elide, render
 from recipes.swe.stages import StageClock
 from recipes.swe.tools import ToolBox, ToolResult
-from recipes.swe.types import Completion, EndReason, Policy, TaskInstance, Trajectory, Turn
+from recipes.swe.types import EndReason, Policy, TaskInstance, Trajectory, Turn
 from sandbox.types import Sandbox
 
 __all__ = ["AgentConfig", "AgentConfigError", "Sampling", "initial_prompt", "run_agent"]
@@ -59,36 +59,10 @@ async def run_agent(
         every=config.elide_every_turns,
     )
     tools = await ToolBox.open(sandbox, workdir=workdir, config=config)
-    timer = timer or AgentClock(config, clock.now)
-    turns: list[Turn] = []
-    end: EndReason = "turn_limit"
-    format_errors = 0
-    while len(turns) < config.max_turns:
-        room = config.max_context_tokens - len(history.prompt)
-        if room < config.min_response_tokens or timer.left_s <= 0:
-            end = "time" if timer.left_s <= 0 else "context"
-            break
-        clock.switch("llm")
-        completion = await timer.model(
-            policy.sample(
-                history.prompt,
-                max_tokens=min(room, config.max_response_tokens),
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                seed=sampling.turn_seed(len(turns)),
-            )
-        )
-        clock.switch("env")
-        response = codec.decode(completion.token_ids)
-        with timer.tools():
-            command_s = min(config.command_timeout_s, max(timer.left_s, 1.0))
-            action, result = await _act(response, tools, config, timeout_s=command_s)
-        turns.append(_turn(history.prompt, completion, response, action, result.observation))
-        format_errors = 0 if action else format_errors + 1
-        if result.submitted or format_errors >= config.max_format_errors:
-            end = "submitted" if result.submitted else "format"
-            break
-        history.add(completion.token_ids, result.observation)
+    loop = _Loop(
+        policy, codec, config, sampling, clock, timer or AgentClock(config, clock.now), tools, history
+    )
+    turns, end = await loop.run()
     await tools.close()
     if turns:  # Nobody was shown what followed the last turn.
         turns[-1] = replace(turns[-1], observation="")
@@ -96,18 +70,67 @@ async def run_agent(
     return Trajectory(tuple(turns), changes.patch, end, changes.left_out)
 
 
-def _turn(
-    prompt_ids: tuple[int, ...], completion: Completion, response: str, action: str, observation: str
-) -> Turn:
-    return Turn(
-        prompt_ids=prompt_ids,
-        response_ids=completion.token_ids,
-        logprobs=completion.logprobs,
-        stop_reason=completion.stop_reason,
-        response=response,
-        action=action,
-        observation=observation,
-    )
+@dataclass(slots=True)
+class _Loop:
+    """Turn after turn until something ends it."""
+
+    policy: Policy
+    codec: ChatCodec
+    config: AgentConfig
+    sampling: Sampling
+    clock: StageClock
+    timer: AgentClock
+    tools: ToolBox
+    history: History
+
+    async def run(self) -> tuple[list[Turn], EndReason]:
+        """All turns, and what ended them."""
+        turns: list[Turn] = []
+        format_errors = 0
+        while len(turns) < self.config.max_turns:
+            room = self.config.max_context_tokens - len(self.history.prompt)
+            if self.timer.left_s <= 0:
+                return turns, "time"
+            if room < self.config.min_response_tokens:
+                return turns, "context"
+            turn, submitted = await self._turn(len(turns), room)
+            turns.append(turn)
+            format_errors = 0 if turn.action else format_errors + 1
+            if submitted:
+                return turns, "submitted"
+            if format_errors >= self.config.max_format_errors:
+                return turns, "format"
+            self.history.add(turn.response_ids, turn.observation)
+        return turns, "turn_limit"
+
+    async def _turn(self, number: int, room: int) -> tuple[Turn, bool]:
+        """One call of the policy and what it led to; whether the work was submitted."""
+        prompt, config = self.history.prompt, self.config
+        self.clock.switch("llm")
+        completion = await self.timer.model(
+            self.policy.sample(
+                prompt,
+                max_tokens=min(room, config.max_response_tokens),
+                temperature=self.sampling.temperature,
+                top_p=self.sampling.top_p,
+                seed=self.sampling.turn_seed(number),
+            )
+        )
+        self.clock.switch("env")
+        response = self.codec.decode(completion.token_ids)
+        with self.timer.tools():
+            command_s = min(config.command_timeout_s, max(self.timer.left_s, 1.0))
+            action, result = await _act(response, self.tools, config, timeout_s=command_s)
+        turn = Turn(
+            prompt_ids=prompt,
+            response_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            stop_reason=completion.stop_reason,
+            response=response,
+            action=action,
+            observation=result.observation,
+        )
+        return turn, result.submitted
 
 
 def initial_prompt(codec: ChatCodec, task: TaskInstance, config: AgentConfig) -> tuple[int, ...]:
