@@ -122,16 +122,11 @@ def to_generator_output(
     grouped = [rollout_rows(one, pad_token_id=pad_token_id, step_wise=step_wise) for one in rollouts]
     rows = [row for group in grouped for row in group]
     owners = [index for index, group in enumerate(grouped) for _ in group]
-    masks = [row.loss_mask for row in rows]
-    if overlong_filtering:
-        masks = apply_overlong_filtering(masks, [_overlong(row.stop_reason) for row in rows])
-    times = [sum(rollout.stage_times_s.values()) for rollout in rollouts]
-    failures = [rollout.failure.message if rollout.failure else "" for rollout in rollouts]
     output = GeneratorOutput(
         prompt_token_ids=[row.prompt_ids for row in rows],
         response_ids=[row.response_ids for row in rows],
         rewards=[row.reward for row in rows],
-        loss_masks=masks,
+        loss_masks=_masks(rows, overlong_filtering=overlong_filtering),
         stop_reasons=[row.stop_reason for row in rows],
         rollout_metrics={
             **native_metrics(rollouts, grouped),
@@ -140,7 +135,7 @@ def to_generator_output(
         },
         rollout_logprobs=[row.logprobs for row in rows],
         trajectory_ids=[trajectory_ids[owner] for owner in owners] if trajectory_ids is not None else None,
-        trajectory_generation_times=[times[owner] for owner in owners],
+        trajectory_generation_times=[sum(rollouts[owner].stage_times_s.values()) for owner in owners],
         trajectory_time_splits={
             stage: [rollouts[owner].stage_times_s.get(stage, 0.0) for owner in owners] for stage in STAGES
         },
@@ -151,7 +146,9 @@ def to_generator_output(
         pixel_values=None,
         image_grid_thw=None,
     )
-    cast(dict[str, Any], output)[MESSAGES] = [failures[owner] for owner in owners]
+    failures = [rollout.failure for rollout in rollouts]
+    messages = [failure.message if failure else "" for failure in failures]
+    cast(dict[str, Any], output)[MESSAGES] = [messages[owner] for owner in owners]
     return output
 
 
@@ -159,9 +156,13 @@ def _last_of_each(owners: Sequence[int]) -> list[bool]:
     return [following != owner for owner, following in zip(owners, [*owners[1:], -1], strict=True)]
 
 
-def _overlong(end: str) -> str:
-    """In SkyRL's words: what did not end with `stop` was cut."""
-    return "length" if end in CUT_SHORT else "stop"
+def _masks(rows: Sequence[Row], *, overlong_filtering: bool) -> list[list[int]]:
+    masks = [row.loss_mask for row in rows]
+    if not overlong_filtering:
+        return masks
+    # In SkyRL's words: what did not end with `stop` was cut.
+    ends = ["length" if row.stop_reason in CUT_SHORT else "stop" for row in rows]
+    return apply_overlong_filtering(masks, ends)
 
 
 def native_metrics(rollouts: Sequence[Rollout], grouped: Sequence[Sequence[Row]]) -> dict[str, Any]:
