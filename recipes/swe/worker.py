@@ -8,6 +8,7 @@ nothing here imports it.
 import asyncio
 import importlib
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -110,6 +111,7 @@ async def open_runner(config: Mapping[str, Any], stack: AsyncExitStack) -> Runne
             output_bytes=sandbox["output_kib"] * 1024,
         ),
         max_concurrent=sandbox["max_concurrent"],
+        max_grading=min(sandbox["max_concurrent"], max(2, len(os.sched_getaffinity(0)))),
         grading_timeout_s=reward["timeout_s"],
         test_timeout_s=reward["test_timeout_s"],
     )

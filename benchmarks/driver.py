@@ -1,0 +1,123 @@
+"""What the driver itself costs: seconds of a step with 128 rollouts, and memory over 200 steps.
+
+    python -m benchmarks.driver [--only overhead|memory] [--steps N] [--step-seconds S]
+
+SkyRL's real training loop and real rollout workers (benchmarks.loop) with rollouts that are made up: 30 turns
+and 16,000 tokens each for the overhead, 10 turns and 1,500 tokens for the memory, where there are more steps.
+Overhead is the driver's processor time in a step in which rollouts and update take none; it is compared with
+a step of `--step-seconds`, by default 120: rollouts alone may take 300. What SkyRL does itself (its tensors)
+is part of it and told apart. Memory is the driver's resident set after a tenth of the steps, and its growth
+until the end. Exit status 1 when overhead is above 1 % or growth above 5 %.
+"""
+
+import argparse
+import asyncio
+import gc
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import ray
+
+from benchmarks.loop import TimedTracking, make_loop, start_ray
+from benchmarks.paced import make_tasks
+from recipes.swe.fanout import Fanout
+
+PROMPTS, SAMPLES = 16, 8
+LARGE = {"turns": 30, "tokens": 16_000, "seconds": 0.0}
+SMALL = {"turns": 10, "tokens": 1_500, "seconds": 0.0}
+OVERHEAD_LIMIT, GROWTH_LIMIT = 0.01, 0.05
+SKYRL_PARTS = ("convert_to_training_input", "fwd_logprobs_values_reward", "policy_train")
+"""Timers of what SkyRL does with tensors, whoever made the rollouts."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """What is read from the driver's process after each step."""
+
+    cpu_s: list[float] = field(default_factory=list[float])
+    rss_bytes: list[int] = field(default_factory=list[int])
+    wall_s: list[float] = field(default_factory=list[float])
+
+    def look(self, _step: int = 0) -> None:
+        """After a step, or before the first."""
+        gc.collect()
+        self.cpu_s.append(time.process_time())
+        self.wall_s.append(time.monotonic())
+        self.rss_bytes.append(psutil.Process().memory_info().rss)
+
+
+def run(made_up: dict[str, float], *, steps: int) -> tuple[Watch, TimedTracking]:
+    """Train `steps` steps of 128 rollouts."""
+    watch = Watch()
+    with tempfile.TemporaryDirectory() as folder:
+        fanout = Fanout(
+            "benchmarks.paced:open_made_up_runner", {"made_up": made_up}, nodes=1, slots=PROMPTS * SAMPLES
+        )
+        try:
+            fanout.wait_ready()
+            tasks = make_tasks(PROMPTS * 100)
+            trainer, tracker = make_loop(
+                Path(folder), fanout, tasks, prompts=PROMPTS, samples=SAMPLES, steps=steps, update_s=0.0
+            )
+            tracker.on_step = watch.look
+            watch.look()
+            asyncio.run(trainer.train())
+        finally:
+            asyncio.run(fanout.close())
+    return watch, tracker
+
+
+def overhead(steps: int, step_s: float) -> bool:
+    """Print the overhead; whether it is within the limit."""
+    watch, tracker = run(LARGE, steps=steps)
+    cpu_s = statistics.median(b - a for a, b in zip(watch.cpu_s[1:], watch.cpu_s[2:], strict=False))
+    timers = {
+        name.removeprefix("timing/"): statistics.median(step.get(name, 0.0) for step in tracker.steps[1:])
+        for name in tracker.steps[-1]
+    }
+    skyrl_s = sum(timers.get(name, 0.0) for name in SKYRL_PARTS)
+    share = cpu_s / step_s
+    print(f"128 rollouts of 30 turns and 16,000 tokens: {cpu_s:.2f} s of the driver's processor a step")
+    print(f"  {share:.2%} of a step of {step_s:g} s (limit {OVERHEAD_LIMIT:.0%}); of SkyRL's {skyrl_s:.2f} s")
+    print("  wall time: " + "  ".join(f"{name} {value:.2f} s" for name, value in sorted(timers.items())))
+    return share <= OVERHEAD_LIMIT
+
+
+def memory(steps: int) -> bool:
+    """Print the growth; whether it is within the limit."""
+    watch, _ = run(SMALL, steps=steps)
+    rss, warm = watch.rss_bytes[1:], max(1, steps // 10)
+    window = max(1, steps // 20)
+    before, after = max(rss[warm : warm + window]), max(rss[-window:])
+    growth = after / before - 1
+    print(f"driver: {before >> 20} MiB after {warm} steps, {after >> 20} MiB after {steps}: {growth:+.1%}")
+    print("  every tenth: " + " ".join(str(size >> 20) for size in rss[:: max(1, steps // 10)]))
+    return growth <= GROWTH_LIMIT
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="driver", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", choices=["overhead", "memory"])
+    parser.add_argument("--steps", type=int, default=200, help="steps of the memory run (200)")
+    parser.add_argument("--step-seconds", type=float, default=120.0)
+    arguments = parser.parse_args(argv)
+    start_ray()
+    good = True
+    try:
+        if arguments.only != "memory":
+            good &= overhead(5, arguments.step_seconds)
+        if arguments.only != "overhead":
+            good &= memory(arguments.steps)
+    finally:
+        ray.shutdown()
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
