@@ -5,7 +5,6 @@ them to the run's folder). Seeds depend on run seed, step, task and repetition o
 for the same samples. Making rows of rollouts is `recipes.swe.output`'s, running them the fan-out's.
 """
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -20,6 +19,7 @@ from skyrl.train.generators.base import (
 
 from recipes.report.recorder import Observer
 from recipes.swe.output import to_generator_output, trainable
+from recipes.swe.seeds import rollout_seed
 from recipes.swe.types import Rollout, RolloutRequest, TaskInstance
 
 
@@ -29,12 +29,6 @@ class RunsRollouts(Protocol):
     async def run(self, requests: Sequence[RolloutRequest]) -> list[Rollout]:
         """Results in the order of the requests."""
         ...
-
-
-def rollout_seed(run_seed: int, step: int, instance_id: str, repetition: int) -> int:
-    """A seed of 31 bits for one rollout."""
-    text = f"{run_seed}/{step}/{instance_id}/{repetition}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 
 class SweGenerator(GeneratorInterface):
