@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from recipes.swe.dataset_types import BuildSpec, RepoSource
-from recipes.swe.datasets_commands import test_command_of
-from recipes.swe.datasets_fields import FieldError, test_files, text_of, unique, words_of
+from recipes.swe.datasets_commands import read_test_command
+from recipes.swe.datasets_fields import FieldError, hidden_test_files, text_of, unique, words_of
 from recipes.swe.datasets_steps import conda_words, editable, requirements, split_system
 from rewards.errors import GraderError
 from rewards.logs import format_of_repo
@@ -52,7 +52,7 @@ def spec_build(
     before, system = split_system(words_of(spec.get("pre_install"), "pre_install"))
     install, more_system = split_system(words_of(spec.get("install"), "install"))
     packages = requirements(created, pinned, pip)
-    tests = test_command_of(
+    tests = read_test_command(
         str(spec.get("test_cmd") or ""),
         log_format=log_format or format_of_repo(repo),
         old_pytest=has_old_pytest(packages),
@@ -101,7 +101,7 @@ def has_old_pytest(packages: Iterable[str]) -> bool:
 def run_targets(build: BuildSpec, test_patch: str, test_ids: Iterable[str]) -> tuple[str, ...]:
     """What a run must name beside its ids. For pytest nothing: ids hold their files. Modules for Django, as
     an id that is a docstring may be in any of the test patch; for sympy the test patch's files."""
-    files = [path for path in test_files(test_patch) if path.endswith(".py")]
+    files = [path for path in hidden_test_files(test_patch) if path.endswith(".py")]
     if build.runner == "log":
         return tuple(files) if build.log_format == "sympy" else ()
     if build.runner not in ("django", "unittest"):

@@ -44,7 +44,7 @@ class TestCommand:
     """With runner `log`."""
 
 
-def test_command_of(text: str, *, log_format: str, old_pytest: bool = False) -> TestCommand:
+def read_test_command(text: str, *, log_format: str, old_pytest: bool = False) -> TestCommand:
     """The runner for a data set's test command. `log_format`: the parser for commands that nothing but an
     output tells of; `old_pytest`: before 6, which the signed runner does not speak. Raises FieldError."""
     text = _ACTIVATE.sub("", text).strip()

@@ -13,6 +13,7 @@ from recipes.swe.datasets_build import known
 from recipes.swe.datasets_fields import (
     FieldError,
     both_tests,
+    is_key,
     optional_text,
     patch_of,
     safe_key,
@@ -34,6 +35,7 @@ def custom(row: Mapping[str, Any], profiles: Profiles) -> SourceTask:
     version = str(row.get("version") or "")
     build = profiles.adjusted(_build(struct_of(row, "build")), (repo,), version, instance_id)
     fail_to_pass, pass_to_pass = both_tests(row)
+    key = optional_text(row, "env_key")
     timeout_s = row.get("timeout_s")
     timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
     if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not timeout_s > 0:
@@ -42,7 +44,7 @@ def custom(row: Mapping[str, Any], profiles: Profiles) -> SourceTask:
         instance_id=instance_id,
         repo=repo,
         problem_statement=statement_of(row),
-        env_key=safe_key(optional_text(row, "env_key") or instance_id),
+        env_key=key if is_key(key) else safe_key(key or instance_id),
         build=known(build, repo),
         start_patch=patch_of(row, "bug_patch", required=False),
         gold_patch=patch_of(row, "patch", required=True),

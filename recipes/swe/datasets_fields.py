@@ -141,7 +141,7 @@ def words_of(value: Any, name: str) -> tuple[str, ...]:
     return tuple(item for item in cast(list[str], value) if item.strip())
 
 
-def test_files(test_patch: str) -> tuple[str, ...]:
+def hidden_test_files(test_patch: str) -> tuple[str, ...]:
     """Files that a test patch leaves behind and that may hold tests, in order."""
     if not test_patch:
         return ()
@@ -156,6 +156,11 @@ def safe_key(text: str) -> str:
         return text
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:60] or "key"
     return f"{readable}~{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+
+
+def is_key(text: str) -> bool:
+    """Whether it can name a file: plain, or one of `safe_key`'s own."""
+    return re.fullmatch(rf"{_PLAIN.pattern}(?:~[0-9a-f]{{16}})?", text) is not None
 
 
 def unique(texts: Iterable[str]) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def read_rows(source: DataSource) -> Iterator[Row | Unreadable]:
         return _json_array(path) if path.suffix == ".json" else _json_lines(path)
     if path.exists():
         raise SourceError(
-            f"{source.path}: a data set is a {', '.join(_FILES)} file or a folder of parquet files"
+            f"{source.path} is neither a {', '.join(_FILES)} file nor a folder of parquet files"
         )
     return _hub(source)
 
