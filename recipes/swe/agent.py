@@ -12,6 +12,7 @@ from recipes.swe.agent_config import AgentConfig, AgentConfigError
 from recipes.swe.chat import ChatCodec
 from recipes.swe.history import History
 from recipes.swe.parsing import FormatError, format_call, parse
+from recipes.swe.parsing_blocks import parse_block
 from recipes.swe.prompts import TOOL_DOCS, elide, render
 from recipes.swe.stages import StageClock
 from recipes.swe.tools import ToolBox, ToolResult
@@ -58,7 +59,7 @@ async def run_agent(
         keep_last=config.keep_last_observations,
         every=config.elide_every_turns,
     )
-    tools = await ToolBox.open(sandbox, workdir=workdir, config=config)
+    tools = await ToolBox.open(sandbox, workdir=workdir, config=config, statement=task.problem_statement)
     loop = _Loop(
         policy, codec, config, sampling, clock, timer or AgentClock(config, clock.now), tools, history
     )
@@ -163,7 +164,10 @@ async def _act(
 ) -> tuple[str, ToolResult]:
     """The response's call as text and what it led to; a malformed one has no call."""
     try:
-        call = parse(response, allow_multiple=config.allow_multiple_calls)
+        if config.call_format == "thought_action":
+            call = parse_block(response)
+        else:
+            call = parse(response, allow_multiple=config.allow_multiple_calls)
     except FormatError as error:
         observation = render(
             config.format_error_template,

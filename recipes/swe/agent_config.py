@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 import yaml
 
@@ -18,12 +18,17 @@ from recipes.swe.prompts import (
     FORMAT_ERROR_VARIABLES,
     INSTANCE_VARIABLES,
     OBSERVATION_VARIABLES,
+    REVIEW_VARIABLES,
     SYSTEM_VARIABLES,
     TIMEOUT_VARIABLES,
+    TRUNCATED_VARIABLES,
     template_problem,
 )
 
 logger = logging.getLogger(__name__)
+
+CallFormat = Literal["xml_function_calling", "thought_action"]
+"""How a response writes its call: tags (`recipes.swe.parsing`), or a block (`recipes.swe.parsing_blocks`)."""
 
 
 class AgentConfigError(ValueError):
@@ -48,6 +53,14 @@ class AgentConfig:
     """User message after a call; may use observation."""
     empty_observation_template: str = "(no output)"
     """The same when the call printed nothing."""
+    truncated_observation_template: str = ""
+    """For an observation above its limit; may use observation (whole), max_observation_length, elided_chars.
+    Empty: the middle is left out, with a note."""
+    submit_reviews: tuple[str, ...] = ()
+    """What calls of submit show, one after the other, before one ends the work; may use diff and
+    problem_statement."""
+    call_format: CallFormat = "xml_function_calling"
+    """How calls are written."""
     format_error_template: str = "{{ error }}"
     """After a malformed response; may use error, error_code and exception_message."""
     timeout_template: str = "{{ observation }}\n[timed out after {{ timeout }} s and was killed]"
@@ -154,9 +167,12 @@ class AgentConfig:
             "empty_observation_template": OBSERVATION_VARIABLES,
             "format_error_template": FORMAT_ERROR_VARIABLES,
             "timeout_template": TIMEOUT_VARIABLES,
+            "truncated_observation_template": TRUNCATED_VARIABLES,
         }
+        reviews = ((review, template_problem(review, REVIEW_VARIABLES)) for review in self.submit_reviews)
+        problems = [f"agent.submit_reviews: {problem}" for _, problem in reviews if problem]
         found = ((name, template_problem(getattr(self, name), names)) for name, names in allowed.items())
-        return [f"agent.{name}: {problem}" for name, problem in found if problem]
+        return problems + [f"agent.{name}: {problem}" for name, problem in found if problem]
 
 
 def _checked(value: Any, kind: Any, name: str) -> tuple[Any, list[str]]:
@@ -170,6 +186,13 @@ def _checked(value: Any, kind: Any, name: str) -> tuple[Any, list[str]]:
     if kind is int or kind == (int | None):
         good = number and isinstance(value, int)
         return value, [] if good else [f"{name}: must be a whole number, not {value!r}"]
+    if kind == CallFormat:
+        allowed = get_args(CallFormat)
+        return value, [] if value in allowed else [f"{name}: must be one of {', '.join(allowed)}"]
+    if kind == tuple[str, ...]:
+        if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+            return tuple(value), []
+        return value, [f"{name}: must be a list of texts"]
     if kind in (str, bool):
         good = isinstance(value, kind)
         return value, [] if good else [f"{name}: must be {kind.__name__}, not {value!r}"]

@@ -99,6 +99,11 @@ def parse(response: str, *, allow_multiple: bool = False) -> ToolCall:
     return ToolCall(name, _check(name, raw), thought)
 
 
+def checked_call(name: str, raw: Mapping[str, str], thought: str) -> ToolCall:
+    """A call whose raw values were read by another format; the same checks."""
+    return ToolCall(name, _check(name, raw), thought)
+
+
 def format_call(name: str, arguments: Mapping[str, Value]) -> str:
     """Write a call so that `parse` reads the same values back."""
     lines = [f"<function={name}>"]

@@ -14,6 +14,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 SYSTEM_VARIABLES = frozenset({"working_dir", "command_docs"})
 INSTANCE_VARIABLES = SYSTEM_VARIABLES | {"problem_statement", "instance_id"}
 OBSERVATION_VARIABLES = frozenset({"observation", "working_dir"})
+TRUNCATED_VARIABLES = OBSERVATION_VARIABLES | {"max_observation_length", "elided_chars"}
+REVIEW_VARIABLES = frozenset({"diff", "problem_statement"})
 FORMAT_ERROR_VARIABLES = frozenset({"error", "error_code", "exception_message", "command_docs"})
 TIMEOUT_VARIABLES = frozenset({"command", "timeout", "observation"})
 
@@ -45,7 +47,7 @@ def template_problem(source: str, allowed: AbstractSet[str]) -> str | None:
     return f"template uses {', '.join(unknown)}, which is not provided here" if unknown else None
 
 
-def render(source: str, **values: str) -> str:
+def render(source: str, **values: str | int) -> str:
     """Render a template."""
     return _compiled(source).render(**values)
 

@@ -1,8 +1,8 @@
 """Reads a SWE-agent configuration file (as published for SWE-agent-LM) into our agent's settings.
 
-Prompts, the call format, limits and environment variables are taken over. What would change what the model
-sees or may do, and does not exist here, is an error; what only has no effect here is a warning. Both name
-the key. Nothing of SWE-agent is needed or run. docs/agent.md has the table.
+Prompts, the call format, observations, limits, reviews on submit and environment variables are taken over.
+What would change what the model sees or may do, and does not exist here, is an error; what only has no effect
+here is a warning. Both name the key. Nothing of SWE-agent is needed or run. docs/agent.md has the table.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ TEMPLATES = {
     "instance_template": "instance_template",
     "next_step_template": "observation_template",
     "next_step_no_output_template": "empty_observation_template",
+    "next_step_truncated_observation_template": "truncated_observation_template",
     "command_cancelled_timeout_template": "timeout_template",
     "max_observation_length": "observation_limit_chars",
 }
 """Keys of `agent.templates` and ours."""
 TEMPLATES_IGNORED = frozenset(
     {
-        "next_step_truncated_observation_template",
         "shell_check_error_template",
         "strategy_template",
         "put_demos_in_history",
@@ -36,21 +36,40 @@ BUNDLES = frozenset({"registry", "edit_anthropic", "submit", "review_on_submit_m
 """Tool bundles whose functions exist here, or that add none."""
 TOOLS_IGNORED = frozenset(
     {
-        "registry_variables",
         "filter",
         "install_timeout",
         "total_execution_timeout",
         "max_consecutive_execution_timeouts",
         "multi_line_command_endings",
         "command_docs",
-        "str_replace_editor",
     }
 )
+TOOLS_AS_HERE = frozenset({"parse_function", "str_replace_editor"})
+"""Read elsewhere, or what is so here anyway: view_range is written [first, last]."""
+REGISTRY_AS_HERE = frozenset({"USE_FILEMAP", "SUBMIT_REVIEW_MESSAGES"})
+"""Variables of SWE-agent's registry that are read, or only choose how large files are shown."""
+PARSERS = frozenset({"xml_function_calling", "thought_action"})
 AGENT_IGNORED = frozenset({"type", "name", "action_sampler"})
 FORMAT_ERROR = """\
 {{ error }}
 Write your reasoning and then exactly one function call. If you are done, or cannot go on, call `submit`."""
 """Used when the file has no `format_error_template` of its own."""
+BLOCK_FORMAT_ERROR = """\
+{{ error }}
+Write your reasoning and then exactly one command in a block of three backticks:
+```
+ls
+```
+If you are done, or cannot go on, use the command `submit`."""
+"""The same for `thought_action`."""
+TRUNCATED = """\
+OBSERVATION:
+{{ observation[:max_observation_length] }}<response clipped>
+<NOTE>Only the first {{ max_observation_length }} characters are shown, {{ elided_chars }} were left out. Use
+a command that prints less, or head, tail, grep or a file.</NOTE>"""
+"""Used when the file has no `next_step_truncated_observation_template`: the head alone, as in SWE-agent."""
+SWE_AGENT_OBSERVATION_LIMIT = 100_000
+"""SWE-agent's own default of `max_observation_length`, characters."""
 
 
 @dataclass(slots=True)
@@ -81,6 +100,8 @@ def read_swe_agent_yaml(path: Path) -> SweAgentSettings:
             "allow_multiple_calls": True,
             "show_exit_status": False,
             "format_error_template": FORMAT_ERROR,
+            "truncated_observation_template": TRUNCATED,
+            "observation_limit_chars": SWE_AGENT_OBSERVATION_LIMIT,
         }
     )
     sections = {
@@ -118,19 +139,16 @@ def _templates(section: Mapping[str, Any], settings: SweAgentSettings) -> None:
 
 
 def _tools(section: Mapping[str, Any], settings: SweAgentSettings) -> None:
-    parser = (section.get("parse_function") or {}).get("type", "function_calling")
-    if parser != "xml_function_calling":
-        settings.errors.append(
-            f"agent.tools.parse_function: {parser} is not supported, xml_function_calling is"
-        )
+    _parser(section, settings)
+    names = [Path(str(bundle.get("path", ""))).name for bundle in section.get("bundles") or []]
+    settings.errors += [
+        f"agent.tools.bundles: {name} is not supported" for name in names if name not in BUNDLES
+    ]
+    _registry(section.get("registry_variables") or {}, "review_on_submit_m" in names, settings)
     for key, value in section.items():
-        if key == "bundles":
-            names = [Path(str(bundle.get("path", ""))).name for bundle in value or []]
-            unknown = [name for name in names if name not in BUNDLES]
-            settings.errors += [f"agent.tools.bundles: {name} is not supported" for name in unknown]
-            if "review_on_submit_m" in names:
-                settings.warnings.append("agent.tools.bundles: submit ends the work without a review")
-        elif key == "env_variables":
+        if key in ("bundles", "registry_variables") or key in TOOLS_AS_HERE:
+            continue
+        if key == "env_variables":
             settings.values["shell_env"] = {str(name): str(text) for name, text in (value or {}).items()}
         elif key == "execution_timeout":
             settings.values["command_timeout_s"] = value
@@ -145,8 +163,27 @@ def _tools(section: Mapping[str, Any], settings: SweAgentSettings) -> None:
         elif key in TOOLS_IGNORED:
             if value:
                 settings.warnings.append(f"agent.tools.{key} has no effect here")
-        elif key != "parse_function" and value:
+        elif value:
             settings.errors.append(f"agent.tools.{key} is not supported")
+
+
+def _parser(section: Mapping[str, Any], settings: SweAgentSettings) -> None:
+    """How calls are written. SWE-agent's default, function_calling, needs an API's own tool calls."""
+    parser = (section.get("parse_function") or {}).get("type", "function_calling")
+    if parser not in PARSERS:
+        known = " and ".join(sorted(PARSERS, reverse=True))
+        settings.errors.append(f"agent.tools.parse_function: {parser} is not supported, {known} are")
+        return
+    settings.values["call_format"] = parser
+    if parser == "thought_action":
+        settings.values["format_error_template"] = BLOCK_FORMAT_ERROR
+
+
+def _registry(variables: Mapping[str, Any], reviews: bool, settings: SweAgentSettings) -> None:
+    """Messages of a review are shown by the bundle review_on_submit_m alone."""
+    settings.values["submit_reviews"] = list(variables.get("SUBMIT_REVIEW_MESSAGES") or []) if reviews else []
+    for name in variables.keys() - REGISTRY_AS_HERE:
+        settings.warnings.append(f"agent.tools.registry_variables.{name} has no effect here")
 
 
 def _model(section: Mapping[str, Any], settings: SweAgentSettings) -> None:

@@ -5,6 +5,7 @@ sandbox does wrong is raised (SandboxError), so that the two are never mixed up.
 """
 
 import shlex
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -28,14 +29,19 @@ class ToolResult:
 class ToolBox:
     """Tools of one agent. Close it to end the shell."""
 
-    def __init__(self, session: Session, editor: Editor, config: AgentConfig) -> None:
+    def __init__(
+        self, session: Session, editor: Editor, config: AgentConfig, review: Callable[[str], Awaitable[str]]
+    ) -> None:
+        """`review` renders one of the config's reviews; see `open`."""
         self._session = session
         self._editor = editor
         self._config = config
+        self._review = review
+        self._reviews = list(config.submit_reviews)
 
     @classmethod
-    async def open(cls, sandbox: Sandbox, *, workdir: str, config: AgentConfig) -> Self:
-        """Start the shell that the bash tool keeps using."""
+    async def open(cls, sandbox: Sandbox, *, workdir: str, config: AgentConfig, statement: str = "") -> Self:
+        """Start the shell that the bash tool keeps using. `statement` is what reviews may repeat."""
         editor = Editor(
             sandbox, workdir=workdir, snippet_lines=config.snippet_lines, timeout_s=config.command_timeout_s
         )
@@ -43,15 +49,25 @@ class ToolBox:
         if config.shell_env:
             pairs = " ".join(f"{name}={shlex.quote(value)}" for name, value in config.shell_env.items())
             await session.run(f"export {pairs}", timeout_s=config.command_timeout_s)
-        return cls(session, editor, config)
+
+        async def review(template: str) -> str:
+            changes = await sandbox.changes(workdir)
+            return render(template, diff=changes.patch, problem_statement=statement)
+
+        return cls(session, editor, config, review)
 
     async def run(self, call: ToolCall, *, timeout_s: float) -> ToolResult:
         """Carry out one call; a command gets at most `timeout_s`."""
         if call.name == "submit":
-            return ToolResult("", submitted=True)
+            return await self._submit()
         if call.name == "bash":
             return ToolResult(await self._bash(str(call.arguments["command"]), timeout_s))
         return ToolResult(self._rendered(await self._editor.run(call.arguments)))
+
+    async def _submit(self) -> ToolResult:
+        if not self._reviews:
+            return ToolResult("", submitted=True)
+        return ToolResult(self._rendered(await self._review(self._reviews.pop(0))))
 
     async def close(self) -> None:
         """End the shell and all it started."""
@@ -59,8 +75,8 @@ class ToolBox:
 
     async def _bash(self, command: str, timeout_s: float) -> str:
         config = self._config
-        # Four bytes a character at most, and the note of the cut: what is kept is enough to elide from.
-        limit = 4 * config.observation_limit_chars + 1024
+        # Four bytes a character at most, head and tail kept, and the note of the cut: enough to elide from.
+        limit = (8 if config.truncated_observation_template else 4) * config.observation_limit_chars + 1024
         result = await self._session.run(command, timeout_s=timeout_s, output_limit_bytes=limit)
         output = result.text.rstrip()
         if result.timed_out:
@@ -76,7 +92,16 @@ class ToolBox:
         return self._rendered(output, hint)
 
     def _rendered(self, text: str, hint: str = "") -> str:
-        shown = elide(text.rstrip(), self._config.observation_limit_chars)
+        text, limit = text.rstrip(), self._config.observation_limit_chars
+        if len(text) > limit and self._config.truncated_observation_template:
+            return render(
+                self._config.truncated_observation_template,
+                observation=text,
+                working_dir="",
+                max_observation_length=limit,
+                elided_chars=len(text) - limit,
+            )
+        shown = elide(text, limit)
         observation = "\n".join(part for part in (shown, hint) if part)
         if not observation:
             return render(self._config.empty_observation_template, observation="", working_dir="")

@@ -63,7 +63,7 @@ def test_what_is_not_supported_is_named(tmp_path: Path) -> None:
     agent = FILE["agent"]
     tools = {
         "bundles": [{"path": "tools/windowed"}],
-        "parse_function": {"type": "thought_action"},
+        "parse_function": {"type": "function_calling"},
         "submit_command": "x",
     }
     history = [{"type": "closed_window"}]
@@ -72,7 +72,7 @@ def test_what_is_not_supported_is_named(tmp_path: Path) -> None:
         read_swe_agent_yaml(path)
     assert len(caught.value.problems) == 5
     text = str(caught.value)
-    for part in ("windowed", "thought_action", "submit_command", "closed_window", "surprise"):
+    for part in ("windowed", "function_calling", "submit_command", "closed_window", "surprise"):
         assert part in text
 
 
