@@ -143,30 +143,24 @@ _PLUGIN_OPTIONS = {
     "xdist": ("-n0",),  # a project's own addopts may ask for workers, which the signed runner cannot watch
     "xdist.looponfail": None,
     "pytest_cov": ("--no-cov",),
-    "randomly": None,  # another order each time
-    "pytest_randomly": None,
-    "random_order": None,
     "rerunfailures": ("--reruns=0",),
-    "pytest_rerunfailures": ("--reruns=0",),
+    "randomly": None,  # another order each time
+    "random_order": None,
     "sugar": None,
-    "pytest_sugar": None,
 }
-"""Entry points with options that keep them harmless; None: not loaded at all."""
+"""Plugins with options that keep them harmless; None: not loaded at all."""
 
 
-def with_plugins(
-    command: Sequence[str], runner: RunnerName, entry_points: Sequence[tuple[str, str]]
-) -> tuple[str, ...]:
-    """The command with a `-p` for each pytest plugin (name, module) that the environment holds. Under the
-    grader pytest looks for none by itself: what runs is what was found when the environment was built."""
+def with_plugins(command: Sequence[str], runner: RunnerName, plugins: Sequence[str]) -> tuple[str, ...]:
+    """The command with a `-p` for each pytest plugin of the environment, by the names of their entry points.
+    Under the grader pytest looks for none by itself: what runs is what was found when it was built."""
     words = tuple(command)
-    if runner == "log" and not any(word.rsplit("/", 1)[-1] in ("pytest", "py.test") for word in words):
-        return words
-    if runner not in ("pytest", "log"):
+    is_pytest = any(word.rsplit("/", 1)[-1] in ("pytest", "py.test") for word in words)
+    if runner not in ("pytest", "log") or not is_pytest:
         return words
     more: list[str] = []
-    for name, module in sorted(set(entry_points)):
+    for name in sorted(set(plugins)):
         options = _PLUGIN_OPTIONS.get(name, ())
         if options is not None:
-            more += ("-p", module.partition(":")[0], *options)
+            more += ("-p", name, *options)
     return (*words, *more)

@@ -19,7 +19,7 @@ SMITH = "source /opt/miniconda3/bin/activate; conda activate testbed; "
         (SMITH + "pytest test.py --verbose --color=no --tb=no", "pytest", "pytest"),
         (SMITH + "pytest --verbose -rs -c /dev/null", "pytest -c /dev/null", "pytest"),
         (SMITH + "pytest --color=no -rA -k", "pytest", "pytest"),
-        ("python3.9 -m pytest -W ignore::DeprecationWarning -q", "python -m pytest -W ignore::DeprecationWarning", "pytest"),
+        ("python3.9 -m pytest -W ignore::X -q", "python -m pytest -W ignore::X", "pytest"),
         ("/root/.local/bin/uv run pytest --tb=no -n 4 -p xdist", "pytest -p xdist", "pytest"),
         ("pytest -m 'not slow' --runslow", "pytest -m 'not slow' --runslow", "pytest"),
         ("./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1",
@@ -57,7 +57,7 @@ def test_a_pytest_that_is_too_old_is_judged_by_its_output() -> None:
 
 @pytest.mark.parametrize("text", ["", "  ", SMITH, "pytest 'x", "A=b"])
 def test_no_command_is_told(text: str) -> None:
-    with pytest.raises(FieldError, match="test command|split into words"):
+    with pytest.raises(FieldError, match=r"test command|split into words"):
         read_test_command(text, log_format="")
 
 
@@ -66,7 +66,7 @@ def test_no_command_is_told(text: str) -> None:
     [
         ("python -m pip install .", "python -m pip install -e ."),
         ("pip install .[test]", "pip install -e .[test]"),
-        ("pip install -v --no-build-isolation '.[dev,test]' && x", "pip install -v --no-build-isolation -e '.[dev,test]' && x"),
+        ("pip install -v --pre '.[dev,test]' && x", "pip install -v --pre -e '.[dev,test]' && x"),
         ("pip install -e .", "pip install -e ."),
         ("pip install -v --no-use-pep517 -e .", "pip install -v --no-use-pep517 -e ."),
         ("pip install -r requirements.txt", "pip install -r requirements.txt"),
@@ -85,7 +85,7 @@ def test_steps_of_root_are_taken_out_and_named() -> None:
     left, packages = split_system(
         [
             "apt-get update && apt-get install -y locales graphviz",
-            "apt-get -y update && apt-get -y upgrade && DEBIAN_FRONTEND=noninteractive apt-get install -y ffmpeg",
+            "apt-get -y update && apt-get -y upgrade && DEBIAN_FRONTEND=none apt-get install -y ffmpeg",
             "echo 'en_US UTF-8' > /etc/locale.gen",
             "locale-gen en_US.UTF-8",
             "sed -i 's/a/b/' setup.py && apt install -y graphviz",
@@ -112,35 +112,11 @@ def test_requirements_of_several_steps_are_one_list() -> None:
 
 
 def test_plugins_of_the_environment_are_named_once() -> None:
-    found = [
-        ("asyncio", "pytest_asyncio.plugin"),
-        ("xdist", "xdist.plugin"),
-        ("pytest_cov", "pytest_cov.plugin"),
-    ]
-    found += [
-        ("randomly", "pytest_randomly"),
-        ("mock", "pytest_mock:plugin"),
-        ("asyncio", "pytest_asyncio.plugin"),
-    ]
-    words = with_plugins(("pytest",), "pytest", found)
-    assert words == (
-        *(
-            "pytest",
-            "-p",
-            "pytest_asyncio.plugin",
-            "-p",
-            "pytest_mock",
-            "-p",
-            "pytest_cov.plugin",
-            "--no-cov",
-        ),
-        *("-p", "xdist.plugin", "-n0"),
+    found = ["xdist", "asyncio", "pytest_cov", "randomly", "pytest_mock", "asyncio"]
+    assert with_plugins(("pytest",), "pytest", found) == (
+        *("pytest", "-p", "asyncio", "-p", "pytest_cov", "--no-cov", "-p", "pytest_mock"),
+        *("-p", "xdist", "-n0"),
     )
-    assert with_plugins(("pytest", "-rA"), "log", found[:1]) == (
-        "pytest",
-        "-rA",
-        "-p",
-        "pytest_asyncio.plugin",
-    )
+    assert with_plugins(("pytest", "-rA"), "log", ["asyncio"]) == ("pytest", "-rA", "-p", "asyncio")
     assert with_plugins(("python", "test.py"), "log", found) == ("python", "test.py")
     assert with_plugins(("tox",), "wrapped", found) == ("tox",)
