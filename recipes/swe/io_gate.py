@@ -76,15 +76,16 @@ class RayBring:
         which takes a second that no rollout should wait for."""
         self._capacity = capacity
         self._unit_bytes = unit_bytes
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._task = ray.remote(num_cpus=0, max_retries=1)(_bring).options(scheduling_strategy=here)
-        self._warm = ray.remote(num_cpus=0)(_ready).options(scheduling_strategy=here).remote()
+        here = ray.get_runtime_context().get_node_id()
+        self._here = NodeAffinitySchedulingStrategy(here, soft=False)
+        self._task: Any = ray.remote(num_cpus=0, max_retries=1)(_bring)
+        self._warm = ray.remote(num_cpus=0)(_ready).options(scheduling_strategy=self._here).remote()
 
     def __call__(self, root: Path, manifest: Manifest, origin: Origin) -> Fetched:
         """See `sandbox.store_fetch.Bring`."""
         units = units_of(manifest.tree_bytes, capacity=self._capacity, unit_bytes=self._unit_bytes)
         asked = time.time()
-        task: Any = self._task.options(resources={RESOURCE: units})
+        task: Any = self._task.options(resources={RESOURCE: units}, scheduling_strategy=self._here)
         try:
             outcome: _Outcome = ray.get(
                 task.remote(str(root), manifest, origin.store.url, origin.limit_bytes, origin.grace_s)
