@@ -134,6 +134,41 @@ def check_rows(folder: Path, last: int) -> None:
             assert torch.equal(batch["rollout_logprobs"][row][trained], logprobs)
 
 
+@pytest.mark.slow
+def test_elided_histories_train_row_by_row(folder: Path) -> None:
+    """Every sampled token of two steps was trained on once, behind the prompt that the server was sent."""
+    elision = ["agent.keep_last_observations=1", "agent.toy_turns=4"]
+    training = ["skyrl.generator.step_wise_trajectories=true", "skyrl.trainer.dump_data_batch=true"]
+    status, text = finish(start(folder, "trainer.max_steps=2", *elision, *training), folder)
+    assert status == 0, text[-3000:]
+    lines = read_metrics(folder / "runs/toy/metrics.jsonl")
+    assert max(line.metrics[LOGPROB_DIFF] for line in lines) < 1e-3
+    for step in (1, 2):
+        rollouts = read_rollouts(folder / f"runs/toy/rollouts/step_{step:04d}.jsonl")
+        dump = folder / f"runs/toy/exports/dumped_data/global_step_{step}_training_input.pkl"
+        batch = TrainingInputBatch().load(str(dump))
+        assert len(batch["sequences"]) == 3 * 16, "two turns, then one more for each elision"
+        sampled = [
+            (turn.prompt_ids + turn.response_ids[: at + 1], torch.tensor(turn.logprobs[at]).item())
+            for rollout in rollouts
+            for turn in (rollout.trajectory.turns if rollout.trajectory else ())
+            for at in range(len(turn.response_ids))
+        ]
+        assert sorted(trained_tokens(batch)) == sorted(sampled)
+
+
+def trained_tokens(batch: TrainingInputBatch) -> list[tuple[tuple[int, ...], float]]:
+    """Each token with a loss, as all ids up to it, and its log-probability as sampled."""
+    found: list[tuple[tuple[int, ...], float]] = []
+    width = batch["loss_mask"].shape[1]
+    for row in range(len(batch["sequences"])):
+        ids = batch["sequences"][row][batch["attention_mask"][row].bool()].tolist()
+        for column in batch["loss_mask"][row].nonzero().flatten().tolist():
+            upto = tuple(ids[: len(ids) - width + column + 1])
+            found.append((upto, batch["rollout_logprobs"][row, column].item()))
+    return found
+
+
 def bytes_of(ids: list[int] | tuple[int, ...]) -> bytes:
     return b"".join(token.to_bytes(4, "little") for token in ids)
 

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 from launch.config_compose import compose_config, to_plain
 from recipes.swe.chat import ChatCodec
+from recipes.swe.history import History
 from recipes.swe.policy import VllmPolicy
 from recipes.swe.tasks import TaskRow
 from recipes.swe.types import Failure, Rollout, RolloutRequest, TaskInstance, Trajectory, Turn
@@ -38,31 +39,33 @@ class ToyRunner:
     codec: ChatCodec
     policy: VllmPolicy
     fail_ids: tuple[str, ...]
+    turns: int = TURNS
+    keep_last: int | None = None
 
     async def run(self, request: RolloutRequest) -> Rollout:
-        """Sample two turns and score them."""
+        """Sample a few turns and score them."""
         started = time.monotonic()
         name = request.task.instance_id
         if any(request.trajectory_id.endswith(suffix) for suffix in self.fail_ids):
             return Rollout(request.trajectory_id, name, None, None, failure=Failure("sandbox", "on purpose"))
-        prompt = self.codec.initial("Be even.", request.task.problem_statement)
+        first = self.codec.initial("Be even.", request.task.problem_statement)
+        history = History(self.codec, first, keep_last=self.keep_last)
         turns: list[Turn] = []
-        for number in range(TURNS):
+        for number in range(self.turns):
             sampled = await self.policy.sample(
-                prompt,
+                history.prompt,
                 max_tokens=TURN_TOKENS,
                 temperature=request.temperature,
                 top_p=request.top_p,
                 seed=(request.seed or 0) + number,
             )
             text = self.codec.decode(sampled.token_ids)
-            last = number == TURNS - 1
+            last = number == self.turns - 1
             turns.append(
-                Turn(prompt, sampled.token_ids, sampled.logprobs, sampled.stop_reason, text, text,
+                Turn(history.prompt, sampled.token_ids, sampled.logprobs, sampled.stop_reason, text, text,
                      "" if last else OBSERVATION)
             )  # fmt: skip
-            closed = self.codec.is_closed(sampled.token_ids)
-            prompt = (*prompt, *sampled.token_ids, *self.codec.continue_(OBSERVATION, closed=closed))
+            history.add(sampled.token_ids, OBSERVATION)
         ids = [token for turn in turns for token in turn.response_ids]
         reward = sum(token % 2 == 0 for token in ids) / len(ids)
         return Rollout(
@@ -84,7 +87,14 @@ async def open_toy_runner(config: Mapping[str, Any], stack: AsyncExitStack) -> T
         reconnect_s=config["reconnect_s"],
     )
     stack.push_async_callback(policy.close)
-    return ToyRunner(codec, policy, tuple(config["agent"].get("fail_ids", ())))
+    agent = config["agent"]
+    return ToyRunner(
+        codec,
+        policy,
+        tuple(agent.get("fail_ids", ())),
+        turns=agent.get("toy_turns", TURNS),
+        keep_last=agent.get("keep_last_observations"),
+    )
 
 
 def write_tasks(path: Path, count: int) -> Path:
