@@ -71,9 +71,7 @@ def load_eval_tasks(config: Mapping[str, Any]) -> list[TaskInstance]:
 
     try:
         if config["held_out_of"] is not None:
-            trained = yaml.safe_load(
-                (Path(config["held_out_of"]) / "config.yaml").read_text(encoding="utf-8")
-            )
+            trained = saved_config(Path(config["held_out_of"]))
             tasks = list(load_task_sets({**trained, "reward": config["reward"]}).held_out)
         else:
             tasks = training_tasks(config["data"], timeout_s=config["reward"]["timeout_s"])
