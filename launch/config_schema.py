@@ -98,10 +98,6 @@ class SandboxSection:
     """Open files of one process."""
     output_kib: Annotated[int, Between(1, 65_536)]
     """Kept of one command's output, KiB."""
-    io_units: Annotated[int, Between(1, 100_000)]
-    """Units of the I/O gate of a node: so much may be fetched or extracted at once."""
-    io_unit_mb: Annotated[int, Between(1, 100_000)]
-    """Size of one unit, MB (10^6 bytes); a request takes ceil(size / unit), at most all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from launch.config_rules import is_asynchronous, shares_gpus
 from launch.machine import needs_of
+from sandbox.cache_gate import UNIT_BYTES
 
 Config = Mapping[str, Any]
 
@@ -79,10 +80,8 @@ def _divided_node(config: Config) -> list[str]:
 
 def _sandbox_line(config: Config) -> str:
     sandbox, needs = config["sandbox"], needs_of(config)
-    return (
-        f"{needs.sandboxes} sandboxes ({sandbox['kind']}) at once, {sandbox['io_units']} I/O units of "
-        f"{sandbox['io_unit_mb']} MB"
-    )
+    units = f"{config['paths']['cache_io']} I/O units of {UNIT_BYTES // 10**6} MB"
+    return f"{needs.sandboxes} sandboxes ({sandbox['kind']}) at once, {units}"
 
 
 def _span(numbers: range) -> str:
