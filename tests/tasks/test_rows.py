@@ -104,7 +104,7 @@ OWN: dict[str, Any] = {
 
 
 def test_own_columns_reach_the_grader(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.jsonl", {**ROW, **OWN, "patch": ""}, ROW)
+    path = write(tmp_path / "t.jsonl", {**ROW, **OWN, "patch": ""}, {**ROW, "instance_id": "plain"})
     own, plain = load_tasks(path, timeout_s=7.0)
     assert own.env.key == "key~0123456789abcdef"
     assert own.tests == TestSpec(
