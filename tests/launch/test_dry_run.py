@@ -9,7 +9,6 @@ import pytest
 from launch import machine
 from launch.config_validate import load_config, missing_here
 from launch.dry_run_placement import placement_lines
-from recipes.swe.tasks import FIELDS
 
 
 def placed(*overrides: str) -> str:
@@ -63,8 +62,15 @@ def test_fewer_gpus_make_fewer_engines():
 
 
 def tasks_file(folder: Path, number: int) -> Path:
-    values = ("", "diff", ["t::a"], [], "image", "repo", "It fails.")
-    rows = [dict(zip(FIELDS, values, strict=True)) | {"instance_id": f"task{n}"} for n in range(number)]
+    row = {
+        "patch": "diff",
+        "FAIL_TO_PASS": ["t::a"],
+        "PASS_TO_PASS": [],
+        "image_name": "image",
+        "repo": "repo",
+    }
+    row["problem_statement"] = "It fails."
+    rows = [row | {"instance_id": f"task{n}"} for n in range(number)]
     path = folder / "tasks.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from launch.config_validate import load_config
 from recipes.swe.task_selection import in_order, select_tasks, training_tasks
-from recipes.swe.tasks import FIELDS
 from recipes.swe.types import TaskInstance
 from rewards.types import TestSpec as Spec
 from sandbox.types import EnvSpec
@@ -30,14 +29,16 @@ def test_the_same_tasks_whatever_the_order_of_the_file() -> None:
     assert ids(chosen) == ids(select_tasks(mixed, shuffle_seed=42, first=1600))
     assert ids(chosen) != ids(select_tasks(tasks, shuffle_seed=43, first=1600))
     assert set(ids(chosen)) != set(ids(tasks[:1600]))
-    low = sum(one in set(ids(tasks[:2500])) for one in ids(chosen))
+    low = len(set(ids(chosen)) & set(ids(tasks[:2500])))
     assert 700 < low < 900, "the choice leans to one end of the file"
 
 
 def test_first_that_validate_is_the_same_before_and_after_validation() -> None:
     tasks = [task(number) for number in range(3000)]
     valid = [one for one in tasks if int(one.instance_id[-2:]) % 3]
-    shuffled_first = [one for one in select_tasks(tasks, shuffle_seed=42, first=None) if one in valid][:500]
+    fit = set(ids(valid))
+    shuffled = select_tasks(tasks, shuffle_seed=42, first=None)
+    shuffled_first = [one for one in shuffled if one.instance_id in fit][:500]
     assert ids(shuffled_first) == ids(select_tasks(valid, shuffle_seed=42, first=500))
 
 
@@ -49,8 +50,15 @@ def test_without_a_seed_the_file_decides_and_fewer_than_wanted_are_all() -> None
 
 
 def test_the_configuration_selects(tmp_path: Path) -> None:
-    values = ("", "diff", ["t::a"], [], "image", "repo", "It fails.")
-    rows = [dict(zip(FIELDS, values, strict=True)) | {"instance_id": f"task{n}"} for n in range(9)]
+    row = {
+        "patch": "diff",
+        "FAIL_TO_PASS": ["t::a"],
+        "PASS_TO_PASS": [],
+        "image_name": "image",
+        "repo": "repo",
+    }
+    row["problem_statement"] = "It fails."
+    rows = [row | {"instance_id": f"task{n}"} for n in range(9)]
     path = tmp_path / "tasks.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     overrides = [f"data.path={path}", "data.shuffle_seed=42", "data.first=4", "reward.timeout_s=7"]
