@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from recipes.swe.chat import ChatCodec
 
 ELIDED = "Old environment output: ({lines} lines omitted)"
-"""What replaces an elided observation: SWE-agent's words, which SWE-agent-LM was trained on."""
+"""What replaces an elided observation, in SWE-agent's words."""
 
 
 def elided_count(observations: int, keep_last: int | None, every: int = 1) -> int:
