@@ -20,13 +20,14 @@ from recipes.swe.agent import AgentConfig, Sampling, run_agent
 from recipes.swe.agent_clock import AgentClock
 from recipes.swe.chat import ChatCodec
 from recipes.swe.failures import DeadlineError, classify, worth_retrying
+from recipes.swe.policy import for_rollout
 from recipes.swe.stages import Stage, StageClock
 from recipes.swe.types import WAITS, Failure, Policy, Rollout, RolloutRequest, TaskInstance, Trajectory
 from rewards.grader import Case, Grader
 from rewards.shapes import Effort, ShapeConfig, shaped
 from rewards.types import RewardResult, TestSpec
 from sandbox.errors import SandboxStartError
-from sandbox.types import Backend, CachedEnv, EnvSpec, Limits, Sandbox
+from sandbox.types import Backend, CachedEnv, EnvSpec, Limits, Sandbox, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,8 @@ class _Progress:
     grading_faults: Counter[str] = field(default_factory=Counter[str])
     clock: StageClock = field(default_factory=StageClock)
     waits_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WAITS, 0.0))
+    env: CachedEnv | None = None
+    usage: Usage | None = None
 
 
 class RolloutRunner:
@@ -120,6 +123,10 @@ class RolloutRunner:
                 failure=failure,
                 attempts=attempt,
                 waits_s=progress.waits_s,
+                cache_hit=progress.env.hit if progress.env else None,
+                gate_wait_s=progress.env.gate_wait_s if progress.env else 0.0,
+                memory_peak_bytes=progress.usage.memory_peak_bytes if progress.usage else None,
+                cpu_s=progress.usage.cpu_s if progress.usage else None,
                 quarantined=quarantined,
                 grading_faults=dict(progress.grading_faults),
             )
@@ -170,12 +177,12 @@ class RolloutRunner:
     async def _work(self, request: RolloutRequest, progress: _Progress) -> Trajectory:
         clock, timer = progress.clock, AgentClock(self._agent, progress.clock.now)
         clock.switch("env_prep")
-        env = await asyncio.to_thread(self._cache.ensure, request.task.env)
+        progress.env = env = await asyncio.to_thread(self._cache.ensure, request.task.env)
         async with self._sandbox(env, clock, "sandbox_start") as sandbox:
             try:
-                return await run_agent(
+                trajectory = await run_agent(
                     sandbox,
-                    self._policy,
+                    for_rollout(self._policy, request.trajectory_id),
                     self._codec,
                     request.task,
                     self._agent,
@@ -185,6 +192,8 @@ class RolloutRunner:
                 )
             finally:
                 progress.waits_s["model"] += timer.waited_s
+            progress.usage = await sandbox.usage()
+            return trajectory
 
     async def _verdict(self, task: TaskInstance, patch: str, progress: _Progress) -> RewardResult:
         progress.clock.switch("grade")

@@ -7,7 +7,7 @@ from typing import Self
 
 from recipes.swe.types import TaskInstance
 from rewards.types import TestSpec
-from sandbox.types import CachedEnv, Changes, EnvSpec, ExecResult, SandboxSpec
+from sandbox.types import CachedEnv, Changes, EnvSpec, ExecResult, SandboxSpec, Usage
 
 Command = Callable[[str], tuple[str, int]]
 
@@ -68,6 +68,9 @@ class FakeSandbox:
                 return result("\n".join([argv[1], *(p for p in self.files if p.startswith(argv[1] + "/"))]))
             case _:
                 return result("not found", 127)
+
+    async def usage(self) -> Usage:
+        return Usage(memory_peak_bytes=64 << 20, cpu_s=0.5, oom_kills=0)
 
     async def open_session(self) -> FakeSession:
         return self.session

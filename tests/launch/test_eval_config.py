@@ -1,0 +1,42 @@
+"""Faults of an evaluation's configuration are told all at once, before anything is started."""
+
+from pathlib import Path
+
+import pytest
+
+from launch.config_compose import ConfigError
+from launch.config_eval import load_eval_config
+from launch.eval import main
+
+SMALL = ["policy=cpu_tiny", "agent=demo"]
+
+
+def errors(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_eval_config([*SMALL, *overrides])
+    return "\n".join(caught.value.errors)
+
+
+def test_every_fault_is_told(tmp_path: Path):
+    text = errors("temperature=9", "nosuch=1", "serve.gpus=-1", "confidence=2")
+    for name in ("temperature", "nosuch", "serve.gpus", "confidence"):
+        assert name in text
+    text = errors(
+        "serve.gpus=4", "serve.tensor_parallel=3", "rollouts_per_task=4", f"data.path={tmp_path}/no.jsonl",
+        f"held_out_of={tmp_path}", f"model={tmp_path}/no",
+    )  # fmt: skip
+    for line in (
+        "must divide serve.gpus",
+        "the same rollout again",
+        "no folder of a training run",
+        "no does not",
+    ):
+        assert line in text
+    assert "no.jsonl does not exist" in errors(f"data.path={tmp_path}/no.jsonl")
+
+
+def test_a_dry_run_says_what_would_be_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([*SMALL, f"data.path={tmp_path}/no.jsonl", "dry_run=true"]) == 2
+    assert "no.jsonl does not exist" in capsys.readouterr().err
+    assert main(["--help"]) == 0
+    assert "Exit status" in capsys.readouterr().out
