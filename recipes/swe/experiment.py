@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from skyrl.backends.skyrl_train.inference_servers.utils import resolve_policy_model_name
 from skyrl.train import fully_async_trainer
 from skyrl.train import trainer as trainer_module
 from skyrl.train.config import SkyRLTrainConfig
@@ -88,7 +89,7 @@ class SweExp(BasePPOExp):
 
     def start_fanout(self, server_url: str) -> Fanout:
         """Start the rollout workers; they come up while other parts do."""
-        served = self.cfg.generator.inference_engine.served_model_name or self.cfg.trainer.policy.model.path
+        served = resolve_policy_model_name(self.cfg)  # with LoRA the adapter has a name of its own
         config = {
             **{name: self.settings[name] for name in ("agent", "sandbox", "reward", "paths", "policy")},
             "server_url": server_url,

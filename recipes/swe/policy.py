@@ -8,15 +8,32 @@ plays given texts: for tests and for making demonstrations. Neither builds promp
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from tenacity import AsyncRetrying, RetryCallState, RetryError, retry_if_exception_type, wait_exponential
 
 from recipes.swe.chat import ChatCodec
 from recipes.swe.failures import ProviderError, one_line
-from recipes.swe.types import Completion
+from recipes.swe.types import Completion, Policy
 
 GENERATE_PATH = "/inference/v1/generate"
+SESSION_HEADER = "X-Session-ID"
+"""Requests with the same value go to the same engine (consistent_hash of vllm-router, SkyRL's choice): the
+engine that has the rollout's earlier turns in its prefix cache."""
+
+
+@runtime_checkable
+class Routed(Protocol):
+    """A policy that serves the calls of one rollout better when it knows that they belong together."""
+
+    def for_rollout(self, rollout_id: str) -> Policy:
+        """The same policy for the calls of one rollout."""
+        ...
+
+
+def for_rollout(policy: Policy, rollout_id: str) -> Policy:
+    """`policy` for the calls of one rollout."""
+    return policy.for_rollout(rollout_id) if isinstance(policy, Routed) else policy
 
 
 class VllmPolicy:
@@ -40,6 +57,10 @@ class VllmPolicy:
         self._reconnect_s = reconnect_s
         self._http: Any = None
 
+    def for_rollout(self, rollout_id: str) -> Policy:
+        """The same server; a router sends all calls of the rollout to one engine."""
+        return _RolloutPolicy(self, rollout_id)
+
     async def sample(
         self,
         prompt_ids: tuple[int, ...],
@@ -50,6 +71,21 @@ class VllmPolicy:
         seed: int | None,
     ) -> Completion:
         """Sample one response. Raises ProviderError."""
+        return await self.sample_in(
+            None, prompt_ids, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed
+        )
+
+    async def sample_in(
+        self,
+        session: str | None,
+        prompt_ids: tuple[int, ...],
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int | None,
+    ) -> Completion:
+        """Sample one response of a session (see SESSION_HEADER). Raises ProviderError."""
         sampling: dict[str, Any] = {
             "max_tokens": max_tokens,
             "temperature": temperature,
@@ -63,7 +99,7 @@ class VllmPolicy:
         payload = {"model": self._model, "token_ids": list(prompt_ids), "sampling_params": sampling}
         try:
             async with asyncio.timeout(self._timeout_s):
-                return _completion(await self._post(payload))
+                return _completion(await self._post(payload, session))
         except TimeoutError as error:
             raise ProviderError(f"no answer from {self._url} in {self._timeout_s:g} s") from error
 
@@ -73,10 +109,11 @@ class VllmPolicy:
         if http is not None:
             await http.close()
 
-    async def _post(self, payload: dict[str, Any]) -> Any:
+    async def _post(self, payload: dict[str, Any], session: str | None) -> Any:
         import aiohttp
 
         http = self._session()
+        headers = {SESSION_HEADER: session} if session else {}
         attempts = AsyncRetrying(
             retry=retry_if_exception_type((aiohttp.ClientOSError, aiohttp.ServerDisconnectedError)),
             wait=wait_exponential(multiplier=0.1, max=2.0),
@@ -85,7 +122,7 @@ class VllmPolicy:
         try:
             async for attempt in attempts:
                 with attempt:
-                    async with http.post(self._url, json=payload) as answer:
+                    async with http.post(self._url, json=payload, headers=headers) as answer:
                         if answer.status != 200:
                             body = " ".join((await answer.text()).split())[:300]
                             raise ProviderError(f"{self._url} answered {answer.status}: {body}")
@@ -105,6 +142,33 @@ class VllmPolicy:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
             self._http = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
         return self._http
+
+
+class _RolloutPolicy:
+    """A view of a `VllmPolicy` for one rollout."""
+
+    def __init__(self, policy: VllmPolicy, rollout_id: str) -> None:
+        self._policy = policy
+        self._rollout_id = rollout_id
+
+    async def sample(
+        self,
+        prompt_ids: tuple[int, ...],
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int | None,
+    ) -> Completion:
+        """As VllmPolicy.sample."""
+        return await self._policy.sample_in(
+            self._rollout_id,
+            prompt_ids,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+        )
 
 
 class _Outage:

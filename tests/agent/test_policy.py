@@ -10,7 +10,7 @@ import pytest
 from recipes.cpu.server import free_port
 from recipes.swe.chat import ChatCodec
 from recipes.swe.failures import ProviderError
-from recipes.swe.policy import GENERATE_PATH, ScriptedPolicy, VllmPolicy
+from recipes.swe.policy import GENERATE_PATH, SESSION_HEADER, ScriptedPolicy, VllmPolicy, for_rollout
 
 web = pytest.importorskip("aiohttp.web")
 
@@ -64,6 +64,23 @@ async def test_ids_go_out_and_come_back() -> None:
         "stop_token_ids": [9],
     }
     assert seen == [{"model": "policy", "token_ids": [1, 2, 3], "sampling_params": params}]
+
+
+async def test_a_rollouts_calls_name_their_session(codec: ChatCodec) -> None:
+    seen: list[str | None] = []
+
+    async def handle(request: Any) -> Any:
+        seen.append(request.headers.get(SESSION_HEADER))
+        return web.json_response(answer([4]))
+
+    async with server(handle) as url:
+        policy = VllmPolicy(url, "policy")
+        for view in (for_rollout(policy, "step1/a/0"), for_rollout(policy, "step1/a/1"), policy):
+            await view.sample((1,), max_tokens=5, temperature=1.0, top_p=1.0, seed=None)
+        await policy.close()
+    assert seen == ["step1/a/0", "step1/a/1", None]
+    scripted = ScriptedPolicy(codec, [])
+    assert for_rollout(scripted, "x") is scripted, "a policy without sessions is used as it is"
 
 
 @pytest.mark.parametrize(
