@@ -1,60 +1,52 @@
-"""Makes the local tasks: `python launch/prepare.py [key=value …]`, once; a second run finds all done.
+"""Builds, validates and exports the tasks of a data set.
 
-Exit status: 0 done, 1 too few valid tasks or a download failed, 2 the configuration or a committed
-list is wrong, 3 no sandbox can be opened on this machine, 130 interrupted (run it again to go on).
+`python launch/prepare.py [data=… | +recipe=…] [key=value …]`. A second run finds what is done and goes on
+with the rest. Every row ends as passed, failed, flaky, build_error, timeout or bad_row; its log lies below
+<cache>/prepare/<data set>/logs, the summary beside the task file.
+
+  python launch/prepare.py                                the small local set, made from real projects
+  python launch/prepare.py data=local_full                the larger one
+  python launch/prepare.py data=swe_smith filter='*addict*' limit=200
+  python launch/prepare.py data=swe_smith retry=[flaky,timeout]       do these again
+  python launch/prepare.py data=swe_smith action=report               what is known
+  python launch/prepare.py source.path=rows.jsonl tasks_file=tasks.jsonl data.name=mine
+
+Exit status: 0 done; 1 too few tasks passed; 2 the configuration, a list or the data set is wrong;
+3 no sandbox can be opened on this machine; 130 interrupted, 143 terminated (run it again to go on).
 """
 
 import asyncio
-import os
+import itertools
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
 
 if sys.path and Path(sys.path[0] or ".").resolve() == Path(__file__).resolve().parent:
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # launch/ itself there would shadow modules
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from launch.config_check import Between, check
-from launch.config_compose import ROOT, ConfigError, compose_config, to_plain
-from launch.config_schema import PathsSection
+from launch.config_compose import ConfigError
 from launch.exit_codes import BAD_CONFIG, FAILED, INTERRUPTED, OK, TERMINATED, UNUSABLE_MACHINE
-from recipes.swe.tasks_fetch import FetchError, find_index
-from recipes.swe.tasks_prepare import PrepareOptions, Report, only_one, prepare
-from recipes.swe.tasks_projects import Bug, ListError, Project, load_bugs, load_projects
+from launch.prepare_config import Plan, help_lines, load_plan
+from launch.prepare_local import load_lists, run_local
+from launch.prepare_view import View
+from recipes.swe.build_env import EnvBuilder
+from recipes.swe.dataset_types import BadRow, SourceTask
+from recipes.swe.datasets import read_tasks
+from recipes.swe.datasets_profiles import ProfileError, load_profiles
+from recipes.swe.datasets_read import SourceError
+from recipes.swe.prepare_report import by_repository, export, failures, write_report
+from recipes.swe.prepare_run import Preparation
+from recipes.swe.prepare_select import Selection
+from recipes.swe.prepare_store import StatusStore
+from recipes.swe.prepare_types import Outcome
+from recipes.swe.tasks_prepare import only_one, sweep
 from sandbox.errors import SandboxError
 from sandbox.mini import MiniBackend
 
-MAX_PARALLEL = 4
-
-
-@dataclass(frozen=True, slots=True)
-class PrepareConfig:
-    """Configuration of this command (configs/prepare.yaml)."""
-
-    paths: PathsSection
-    """Where things lie; only cache_dir matters here."""
-    run_name: str
-    """Only because paths.run_dir names it."""
-    projects_file: str
-    """Projects to make tasks from."""
-    bugs_file: str
-    """Bugs to put into them."""
-    tasks_file: str
-    """JSONL file to write."""
-    parallel: Annotated[int, Between(0, 64)]
-    """Bugs judged at once; 0: one per core, four at most."""
-    min_tasks: Annotated[int, Between(0)]
-    """Fewer valid tasks than this is a failure."""
-    min_projects: Annotated[int, Between(0)]
-    """Fewer projects with a valid task than this is a failure."""
-    index_url: str
-    """Package index; empty: the one that pip is configured for."""
+FAILURES_SHOWN = 30
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -62,66 +54,33 @@ def main(argv: list[str] | None = None) -> int:
     overrides = sys.argv[1:] if argv is None else argv
     console = Console(stderr=True)
     if any(argument in ("-h", "--help") for argument in overrides):
-        print(help_text())
+        keys = "\n".join(f"  {line}" for line in help_lines())
+        print(f"{__doc__}\nKeys and their values:\n{keys}")
         return OK
     try:
-        config = load_config(overrides)
-        projects, bugs = _load_lists(config)
-    except ConfigError as error:
-        console.print(f"launch/prepare.py: {len(error.errors)} error(s):", style="bold red", highlight=False)
-        for line in error.errors:
+        plan = load_plan(overrides)
+        return _run(plan, console)
+    except (ConfigError, SourceError, ProfileError) as error:
+        errors = error.errors if isinstance(error, ConfigError) else [str(error)]
+        console.print(f"launch/prepare.py: {len(errors)} error(s):", style="bold red", highlight=False)
+        for line in errors:
             console.print(f"  - {line}", markup=False, highlight=False, soft_wrap=True)
         return BAD_CONFIG
-    return _run(config, projects, bugs, console)
 
 
-def help_text() -> str:
-    """What this command does and what may be set."""
-    composed, _ = compose_config([], config_name="prepare")
-    plain, _ = to_plain(composed)
-    values = "\n".join(f"  {key}={value}" for key, value in plain.items() if key != "paths")
-    return f"{__doc__}\nKeys and their values (paths.cache_dir={plain['paths']['cache_dir']}):\n{values}"
-
-
-def load_config(overrides: Sequence[str]) -> dict[str, Any]:
-    """The configuration, checked, with absolute paths. Raises ConfigError with every fault."""
-    composed, errors = compose_config(overrides, config_name="prepare")
-    plain, unresolved = to_plain(composed)
-    errors = [*errors, *unresolved]
-    said = {line.split(":", 1)[0] for line in errors}
-    errors += [line for line in check(plain, PrepareConfig) if line.split(":", 1)[0] not in said]
-    if errors:
-        raise ConfigError(errors)
-    plain["paths"]["cache_dir"] = str(ROOT / plain["paths"]["cache_dir"])
-    for key in ("projects_file", "bugs_file", "tasks_file"):
-        plain[key] = str(ROOT / plain[key])
-    if not plain["index_url"]:
-        try:
-            plain["index_url"] = find_index(os.environ, Path.home())
-        except FetchError as error:
-            raise ConfigError([str(error)]) from error
-    return plain
-
-
-def _load_lists(config: dict[str, Any]) -> tuple[dict[str, Project], list[Bug]]:
+def _run(plan: Plan, console: Console) -> int:
+    lists = load_lists(plan) if plan.source is None else None
+    rows = _read(plan) if plan.source is not None else ([], [])
+    if plan.action != "run":
+        return _known(plan, rows[0], console)
+    cache_dir = plan.request.cache_dir
+    previous = signal.signal(signal.SIGTERM, _raise_terminated)
     try:
-        projects = load_projects(Path(config["projects_file"]))
-        return projects, load_bugs(Path(config["bugs_file"]), projects)
-    except ListError as error:
-        raise ConfigError(error.errors) from error
-
-
-def _run(config: dict[str, Any], projects: dict[str, Project], bugs: list[Bug], console: Console) -> int:
-    options = PrepareOptions(
-        cache_dir=Path(config["paths"]["cache_dir"]),
-        tasks_file=Path(config["tasks_file"]),
-        index_url=config["index_url"],
-        parallel=config["parallel"] or min(MAX_PARALLEL, len(os.sched_getaffinity(0))),
-    )
-    signal.signal(signal.SIGTERM, _raise_terminated)
-    try:
-        with only_one(options.cache_dir, lambda: console.print("another prepare is at work here; waiting")):
-            report = asyncio.run(_prepare(projects, bugs, options, console))
+        with only_one(cache_dir, lambda: console.print("another prepare is at work here; waiting")):
+            sweep(cache_dir)
+            if lists is not None:
+                return asyncio.run(run_local(plan, *lists, console))
+            return asyncio.run(_prepare(plan, *rows, console))
     except KeyboardInterrupt:
         console.print("interrupted; the same command goes on where it stopped")
         return INTERRUPTED
@@ -131,51 +90,84 @@ def _run(config: dict[str, Any], projects: dict[str, Project], bugs: list[Bug], 
         console.print(f"launch/prepare.py: no sandbox can be opened here: {error}", markup=False)
         console.print("What to change: python launch/doctor.py")
         return UNUSABLE_MACHINE
-    return _conclude(report, config, console)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
-async def _prepare(
-    projects: dict[str, Project], bugs: list[Bug], options: PrepareOptions, console: Console
-) -> Report:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    steps = len(bugs) + len({bug.project for bug in bugs})
+def _read(plan: Plan) -> tuple[list[SourceTask], list[BadRow]]:
+    """All rows. Raises SourceError and ProfileError."""
+    assert plan.source is not None
+    found = read_tasks(plan.source, load_profiles(plan.overrides), adapter=plan.adapter)
+    rows = list(itertools.islice(found, plan.limit))
+    tasks = [row for row in rows if isinstance(row, SourceTask)]
+    return tasks, [row for row in rows if isinstance(row, BadRow)]
+
+
+async def _prepare(plan: Plan, tasks: Sequence[SourceTask], bad: Sequence[BadRow], console: Console) -> int:
+    selection = Selection(plan.request)
+    wanted = [task for task in tasks if selection.wants(task.instance_id, task.repo)]
+    environments = len({(task.env_key, task.build) for task in wanted})
     async with MiniBackend() as backend:
-        with Progress(*columns, console=console) as bars:
-            bar = bars.add_task("preparing tasks", total=steps)
-
-            def progress(what: str, status: str) -> None:
-                bars.update(bar, advance=1)
-                if not console.is_terminal or status not in ("valid", "built"):
-                    bars.console.print(f"[prepare] {what}: {status}", markup=False, highlight=False)
-
-            return await prepare(projects, bugs, options, backend, progress)
+        builder = EnvBuilder(plan.settings, backend, pythons=plan.pythons)
+        with View(console, environments=environments, tasks=len(wanted) + len(bad)) as view:
+            outcomes = await Preparation(plan.request, builder, backend, view.show).run(tasks, bad)
+    return conclude(plan, tasks, outcomes, console)
 
 
-def _conclude(report: Report, config: dict[str, Any], console: Console) -> int:
-    """Prints the summary and gives the exit status."""
-    table = Table(box=None)
-    for heading in ("bug", "status", "reason"):
-        table.add_column(heading, overflow="fold")
-    invalid = (verdict for verdict in report.verdicts if verdict.row is None)
-    lost = [(verdict.instance_id, str(verdict.status), verdict.reason) for verdict in invalid]
-    lost += [(name, "error", fault) for name, fault in report.faults.items()]
-    for name, status, reason in lost:
-        table.add_row(name, status, reason)
-    if lost:
+def conclude(plan: Plan, tasks: Sequence[SourceTask], outcomes: Sequence[Outcome], console: Console) -> int:
+    """Writes tasks and report, prints the summary, gives the exit status."""
+    output = plan.request.output
+    known = _all_known(plan, tasks, outcomes)
+    passed = export(output, tasks, known)
+    write_report(output.with_suffix(".report.json"), known)
+    table = failures(outcomes, FAILURES_SHOWN)
+    if table is not None:
         console.print(table, markup=False)
-    counts = ", ".join(f"{count} {status}" for status, count in sorted(report.counts().items()))
+    console.print(by_repository(outcomes), markup=False)
+    projects = len({row.repo for row in outcomes if row.status == "passed"})
+    count = sum(row.status == "passed" for row in outcomes)
     print(
-        f"[prepare] {report.tasks} tasks of {report.projects} projects in {report.duration_s:.1f} s "
-        f"({counts}); {config['tasks_file']}"
+        f"[prepare] {count} of {len(outcomes)} rows passed, of {projects} projects; "
+        f"{passed} tasks in {output}"
     )
-    if report.tasks >= config["min_tasks"] and report.projects >= config["min_projects"]:
+    if count >= plan.min_tasks and projects >= plan.min_projects:
         return OK
-    console.print(
-        f"launch/prepare.py: fewer than {config['min_tasks']} tasks or {config['min_projects']} projects; "
-        "see the reasons above",
-        style="bold red",
-    )
+    wanted = f"{plan.min_tasks} tasks or {plan.min_projects} projects"
+    logs = StatusStore(plan.request.cache_dir, plan.request.name).folder / "logs"
+    console.print(f"launch/prepare.py: fewer than {wanted} passed; logs: {logs}", style="bold red")
     return FAILED
+
+
+def _all_known(plan: Plan, tasks: Sequence[SourceTask], outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Outcomes of this run, and of earlier ones for rows that its filter left out."""
+    now = {row.instance_id: row for row in outcomes}
+    store = StatusStore(plan.request.cache_dir, plan.request.name)
+    found: list[Outcome] = []
+    for task in tasks:
+        row = now.pop(task.instance_id, None) or store.get(task.instance_id)
+        if row is not None:
+            found.append(row)
+    return [*found, *now.values()]
+
+
+def _known(plan: Plan, tasks: Sequence[SourceTask], console: Console) -> int:
+    """`report` and `export`: from what is known, without building anything."""
+    selection = Selection(plan.request)
+    rows = list(StatusStore(plan.request.cache_dir, plan.request.name).all())
+    rows = [row for row in rows if selection.wants(row.instance_id, row.repo)]
+    if plan.action == "report":
+        table = failures(rows, FAILURES_SHOWN)
+        if table is not None:
+            console.print(table, markup=False)
+        console.print(by_repository(rows), markup=False)
+        write_report(plan.request.output.with_suffix(".report.json"), rows)
+        return OK
+    if plan.source is None:
+        raise ConfigError([f"data={plan.request.name} is written by every run; there is nothing to export"])
+    ids = {row.instance_id for row in rows}
+    count = export(plan.request.output, [task for task in tasks if task.instance_id in ids], rows)
+    print(f"[prepare] {count} tasks in {plan.request.output}")
+    return OK if count >= plan.min_tasks else FAILED
 
 
 class _TerminatedError(BaseException):
@@ -187,6 +179,4 @@ def _raise_terminated(_number: int, _frame: object) -> None:
 
 
 if __name__ == "__main__":
-    from launch.entry import run_command
-
-    run_command(main)
+    sys.exit(main())

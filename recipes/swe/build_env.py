@@ -86,6 +86,8 @@ class EnvBuilder:
         repo = await self.repo(spec)
         if files is None:
             files = await self._resolve(spec, interpreter, python, repo)
+        else:
+            self._wheels.remember(resolution_digest(spec, interpreter.version, repo), files)
         venv = await self.venv(files, interpreter, python, spec=spec, repo=repo)
         return BuiltEnv(python, repo, venv, interpreter.version)
 

@@ -131,8 +131,9 @@ class WheelFolder:
 
     def remember(self, digest: str, files: Sequence[Download]) -> None:
         """Keeps a resolution."""
-        data = {"files": [[file.project, file.file, file.sha256] for file in files]}
-        write_atomically(self._pins / f"{digest[:32]}.json", (json.dumps(data, indent=1) + "\n").encode())
+        if self.known(digest) != list(files):
+            data = {"files": [[file.project, file.file, file.sha256] for file in files]}
+            write_atomically(self._pins / f"{digest[:32]}.json", (json.dumps(data, indent=1) + "\n").encode())
 
     async def lock(self, pins: Sequence[Pin], python: Interpreter) -> list[Download]:
         """One file for each pin, downloaded and verified. Raises BuildError, FetchError."""

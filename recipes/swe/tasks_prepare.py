@@ -1,4 +1,4 @@
-"""Makes the local task set: builds every project once, judges every listed bug, writes the task file.
+"""Makes a local task set: builds every project once, judges every listed bug, writes the task file.
 
 Work that was done before is found again by its digest, so a second run does nothing and an
 interrupted one goes on. One process at a time works on a cache. Only faults of ours (a dead index, a
@@ -18,10 +18,12 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from recipes.swe.build_types import BuildError, BuildSettings
-from recipes.swe.tasks_build import ProjectBuilder
+from recipes.swe.dataset_types import SourceTask
+from recipes.swe.tasks_build import ProjectBuilder, build_spec
 from recipes.swe.tasks_fetch import FetchError
+from recipes.swe.tasks_patch import reverse_patch
 from recipes.swe.tasks_projects import Bug, Project
-from recipes.swe.tasks_validate import INFRASTRUCTURE_ERRORS, Validator, Verdict
+from recipes.swe.tasks_validate import INFRASTRUCTURE_ERRORS, TEST_TIMEOUT_S, Validator, Verdict
 from sandbox.cache_publish import write_atomically
 from sandbox.types import Backend
 
@@ -34,12 +36,8 @@ STALE_S = 3600.0
 class PrepareOptions:
     """What to make, and where."""
 
-    cache_dir: Path
-    """The cache (config paths.cache_dir)."""
-    tasks_file: Path
-    """JSONL file to write."""
-    index_url: str
-    """Package index."""
+    settings: BuildSettings
+    """The cache, the index, and limits of builds."""
     parallel: int
     """Bugs judged at once."""
 
@@ -84,12 +82,10 @@ async def prepare(
     backend: Backend,
     progress: Progress,
 ) -> Report:
-    """Builds, judges and writes the task file. Raises nothing for a project or bug that fails."""
+    """Builds and judges. Raises nothing for a project or bug that fails."""
     started = time.monotonic()
-    root = options.cache_dir
-    sweep(root)
-    builder = ProjectBuilder(BuildSettings(root, options.index_url), backend)
-    validator = Validator(root, backend, builder)
+    builder = ProjectBuilder(options.settings, backend)
+    validator = Validator(options.settings.cache_dir, backend, builder)
     broken = await _build(projects, bugs, builder, progress)
     gate = asyncio.Semaphore(options.parallel)
 
@@ -104,13 +100,11 @@ async def prepare(
     async with asyncio.TaskGroup() as group:
         waiting = [group.create_task(judge(bug)) for bug in bugs]
     outcomes = [(bug.instance_id, task.result()) for bug, task in zip(bugs, waiting, strict=True)]
-    report = Report(
+    return Report(
         verdicts=tuple(outcome for _, outcome in outcomes if isinstance(outcome, Verdict)),
         faults={name: outcome for name, outcome in outcomes if isinstance(outcome, str)},
         duration_s=time.monotonic() - started,
     )
-    _write(report, options)
-    return report
 
 
 async def _build(
@@ -141,13 +135,16 @@ async def _judge(validator: Validator, project: Project, bug: Bug) -> Verdict | 
     return fault
 
 
-def _write(report: Report, options: PrepareOptions) -> None:
-    """The task file (left alone when nothing is valid) and the report beside it."""
+def write_tasks(report: Report, tasks_file: Path) -> None:
+    """The task file; left alone when nothing is valid, or nothing new."""
     rows = [verdict.row for verdict in report.verdicts if verdict.row is not None]
-    if rows:
-        data = "".join(f"{row.to_json()}\n" for row in rows).encode()
-        if not options.tasks_file.is_file() or options.tasks_file.read_bytes() != data:
-            write_atomically(options.tasks_file, data)
+    data = "".join(f"{row.to_json()}\n" for row in rows).encode()
+    if rows and (not tasks_file.is_file() or tasks_file.read_bytes() != data):
+        write_atomically(tasks_file, data)
+
+
+def write_report(report: Report, path: Path) -> None:
+    """What became of every bug, as JSON."""
     summary = {
         "counts": report.counts(),
         "duration_s": round(report.duration_s, 1),
@@ -159,8 +156,34 @@ def _write(report: Report, options: PrepareOptions) -> None:
             {"instance_id": name, "status": "error", "reason": fault} for name, fault in report.faults.items()
         ],
     }
-    target = options.tasks_file.with_suffix(".report.json")
-    write_atomically(target, (json.dumps(summary, indent=1) + "\n").encode())
+    write_atomically(path, (json.dumps(summary, indent=1) + "\n").encode())
+
+
+def source_tasks(report: Report, projects: Mapping[str, Project]) -> list[SourceTask]:
+    """The valid bugs as tasks of a data set, to be validated like those of any other."""
+    by_repo = {project.repo: project for project in projects.values()}
+    tasks: list[SourceTask] = []
+    for row in (verdict.row for verdict in report.verdicts):
+        if row is None:
+            continue
+        project = by_repo[row.repo]
+        tasks.append(
+            SourceTask(
+                row.instance_id,
+                row.repo,
+                row.problem_statement,
+                project.name,
+                build_spec(project),
+                start_patch=row.patch,
+                gold_patch=reverse_patch(row.patch),
+                test_patch="",
+                fail_to_pass=row.fail_to_pass,
+                pass_to_pass=row.pass_to_pass,
+                image_name=row.image_name,
+                timeout_s=TEST_TIMEOUT_S,
+            )
+        )
+    return tasks
 
 
 @contextmanager
