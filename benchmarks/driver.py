@@ -5,8 +5,8 @@
 SkyRL's real training loop and real rollout workers (benchmarks.loop) with rollouts that are made up: 30 turns
 and 16,000 tokens each for the overhead, 10 turns and 1,500 tokens for the memory, where there are more steps.
 Overhead is the driver's processor time in a step in which rollouts and update take none; it is compared with
-a step of `--step-seconds`, by default 120: rollouts alone may take 300. What SkyRL does itself (its tensors)
-is part of it and told apart. Memory is the driver's resident set after a tenth of the steps, and its growth
+a step of `--step-seconds`, by default the 300 that the slowest rollouts take. What SkyRL does itself (its
+tensors) is part of it and told apart. Memory is the driver's resident set after a tenth of the steps, and its growth
 until the end. Exit status 1 when overhead is above 1 % or growth above 5 %.
 """
 
@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="driver", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", choices=["overhead", "memory"])
     parser.add_argument("--steps", type=int, default=200, help="steps of the memory run (200)")
-    parser.add_argument("--step-seconds", type=float, default=120.0)
+    parser.add_argument("--step-seconds", type=float, default=300.0)
     arguments = parser.parse_args(argv)
     start_ray()
     good = True

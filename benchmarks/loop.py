@@ -18,7 +18,6 @@ from skyrl.train.config import SkyRLTrainConfig
 
 from recipes.report.recorder import RolloutRecorder
 from recipes.swe.dataset import TaskDataset
-from recipes.swe.fanout import Fanout
 from recipes.swe.generator import SweGenerator
 from recipes.swe.tracking import RunTracking
 from recipes.swe.trainers import SyncTrainer
@@ -129,7 +128,7 @@ def config(run_dir: Path, *, prompts: int, samples: int, steps: int) -> SkyRLTra
 
 def make_loop(
     run_dir: Path,
-    fanout: Fanout,
+    fanout: Any,
     tasks: Sequence[TaskInstance],
     *,
     prompts: int,
@@ -137,6 +136,7 @@ def make_loop(
     steps: int,
     update_s: float,
     overlap: bool = True,
+    seed: int = 0,
 ) -> tuple[SyncTrainer, TimedTracking]:
     """The trainer, ready for `train()`, and its tracker."""
     cfg = config(run_dir, prompts=prompts, samples=samples, steps=steps)
@@ -162,7 +162,7 @@ def make_loop(
         tokenizer=SimpleNamespace(pad_token_id=PAD, decode=lambda ids: ""),  # type: ignore[arg-type]
         train_dataset=TaskDataset(tasks),  # type: ignore[arg-type]
         inference_engine_client=SimpleNamespace(teardown=teardown),  # type: ignore[arg-type]
-        generator=SweGenerator(fanout, by_id, seed=0, pad_token_id=PAD, observers=[recorder]),
+        generator=SweGenerator(fanout, by_id, seed=seed, pad_token_id=PAD, observers=[recorder]),
     )
     trainer.dispatch = PacedWorkers(update_s)
     if overlap:

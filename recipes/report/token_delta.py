@@ -21,6 +21,9 @@ Edit = dict[str, int] | list[int]
 
 def edits(before: tuple[int, ...], ids: tuple[int, ...]) -> list[Edit]:
     """Edits that make `ids` of `before`."""
+    if before and ids[: len(before)] == before:  # the usual case; quick where both hold the same objects
+        rest = ids[len(before) :]
+        return [{"at": 0, "n": len(before)}, *([list(rest)] if rest else [])]
     # Compared as bytes: slices of tuples cost a reference count an id.
     old, new = array("q", before).tobytes(), array("q", ids).tobytes()
     head = _most(min(len(before), len(ids)), lambda n: old[: n * SIZE] == new[: n * SIZE])
@@ -38,10 +41,10 @@ def edits(before: tuple[int, ...], ids: tuple[int, ...]) -> list[Edit]:
 
 def rebuild(before: tuple[int, ...], made: Sequence[Edit]) -> tuple[int, ...]:
     """The ids that `edits` was given."""
-    ids: list[int] = []
-    for edit in made:
-        ids += before[edit["at"] : edit["at"] + edit["n"]] if isinstance(edit, dict) else edit
-    return tuple(ids)
+    ids: tuple[int, ...] = ()
+    for edit in made:  # adding to an empty tuple, and slicing a whole one, copies nothing
+        ids += before[edit["at"] : edit["at"] + edit["n"]] if isinstance(edit, dict) else tuple(edit)
+    return ids
 
 
 def _most(limit: int, agrees: Callable[[int], bool]) -> int:

@@ -1,7 +1,7 @@
 """Spreads rollouts over the workers of all nodes: one call out, one `Rollout` back.
 
 A rollout goes to the least loaded worker with a free slot and waits here while there is none. When a worker
-or its node dies, or a fault is its node's own, the rollout is tried once more on another worker, and then
+or its node dies, or a fault is its node's own, the rollout is tried again on another worker, and at last
 comes back as a failure; the dead worker is replaced meanwhile. One rollout never stops the others: what a
 worker raises becomes a failure of kind `internal`. What a rollout is and does is not known here.
 """
@@ -24,7 +24,9 @@ from recipes.swe.wire import unpack
 logger = logging.getLogger(__name__)
 
 MOVES = 1
-"""How often a rollout is tried on another worker."""
+"""How often a rollout is tried on another worker after a fault of its node."""
+DEATHS = 2
+"""How often it is tried again after its worker died: most often it was not the reason."""
 
 
 class Fanout:
@@ -98,56 +100,57 @@ class Fanout:
         await close_all(workers)
 
     async def _one(self, request: RolloutRequest) -> Rollout:
-        avoid: set[str] = set()
-        earlier: Rollout | None = None
-        for move in range(MOVES + 1):
+        avoid, earlier, deaths, moves = "", None, 0, 0
+        while True:
             started = time.monotonic()
             worker = await self._acquire(request, avoid)
             waited_s = time.monotonic() - started
             if worker is None:
                 return _joined(earlier, _failed(request, "no rollout worker is left"), waited_s)
-            last = move == MOVES
-            avoid.add(worker.node_id)
+            avoid = worker.node_id
             sent = replace(
                 request,
-                may_move=not last and len(self._workers) > 1,
+                may_move=moves < MOVES and len(self._workers) > 1,
                 done=earlier.trajectory if earlier is not None else request.done,
             )
             try:
-                rollout = await self._call(worker, sent)
+                rollout, died = await self._call(worker, sent)
             finally:
                 await self._release(worker)
             earlier = _joined(earlier, rollout, waited_s)
-            if rollout.failure is None or not rollout.failure.elsewhere or last:
-                break
+            deaths += died
+            moves += not died
+            if rollout.failure is None or not rollout.failure.elsewhere:
+                return earlier
+            if deaths > DEATHS or moves > MOVES or (not died and len(self._workers) == 1):
+                return earlier
             self.moved += 1
             logger.warning("rollout %s moves: %s", request.trajectory_id, rollout.failure.message)
-        assert earlier is not None
-        return earlier
 
-    async def _call(self, worker: NodeWorker, request: RolloutRequest) -> Rollout:
+    async def _call(self, worker: NodeWorker, request: RolloutRequest) -> tuple[Rollout, bool]:
+        """The rollout, and whether it ended with its worker."""
         reference = worker.actor.rollout.remote(request)
         try:
-            return unpack(await reference)
+            return unpack(await reference), False
         except LOST as error:
             self._lost(worker, error)
-            return _failed(request, f"its worker died: {one_line(error, limit_chars=300)}")
+            return _failed(request, f"its worker died: {one_line(error, limit_chars=300)}"), True
         except ray.exceptions.RayTaskError as error:
             logger.exception("rollout %s hit a programming error in its worker", request.trajectory_id)
             cause = error.cause if isinstance(error.cause, Exception) else error
-            return _failed(request, one_line(cause), kind="internal")
+            return _failed(request, one_line(cause), kind="internal"), False
         except asyncio.CancelledError:
             ray.cancel(reference)  # so that its sandbox does not live on
             raise
 
-    async def _acquire(self, request: RolloutRequest, avoid: set[str]) -> NodeWorker | None:
-        """A worker with a free slot, one outside `avoid` while there is any; None when all are gone."""
+    async def _acquire(self, request: RolloutRequest, avoid: str) -> NodeWorker | None:
+        """A worker with a free slot, not on node `avoid` while there is another; None when all are gone."""
         async with self._changed:
             while True:
                 usable = [worker for worker in self._workers if not worker.gone]
                 if not usable:
                     return None
-                others = [worker for worker in usable if worker.node_id not in avoid] or usable
+                others = [worker for worker in usable if worker.node_id != avoid] or usable
                 free = [worker for worker in others if worker.up and worker.busy < self._slots]
                 if free:
                     worker = self._choose(request.task.instance_id, free)

@@ -1,14 +1,15 @@
 """Rollouts on their way from a worker to the driver: as small as what they add, not as what they repeat.
 
 A turn's prompt repeats all turns before it, so a plain pickle of a long rollout grows with the square of its
-turns (30 turns of a 16,000-token context: half a million Python ints). Here each prompt is stored as what it
-shares with the tokens before and what it adds, in arrays, which Ray moves without copying. It changes no
-value: `unpack(pack(rollout)) == rollout`.
+turns (30 turns of a 16,000-token context: half a million Python ints). Here each prompt is stored as edits of
+what came before, with new ids in arrays, which pickle as bytes. It changes no value:
+`unpack(pack(rollout)) == rollout`.
 """
 
 from array import array
 from dataclasses import dataclass, replace
 
+from recipes.report.token_delta import edits, rebuild
 from recipes.swe.types import Rollout, Turn
 
 
@@ -16,10 +17,8 @@ from recipes.swe.types import Rollout, Turn
 class PackedTurn:
     """A turn without what the turns before hold already."""
 
-    shared_tokens: int
-    """How many ids at the start of the prompt are those of the last turn's prompt and response."""
-    added_ids: bytes
-    """The other ids of the prompt, as signed 64-bit integers of this machine."""
+    prompt: tuple[dict[str, int] | bytes, ...]
+    """Edits of the last turn's prompt and response; new ids as signed 64-bit integers of this machine."""
     response_ids: bytes
     """Sampled ids, likewise."""
     logprobs: bytes
@@ -45,11 +44,10 @@ def pack(rollout: Rollout) -> PackedRollout:
     before: tuple[int, ...] = ()
     turns: list[PackedTurn] = []
     for turn in rollout.trajectory.turns:
-        shared = _shared(before, turn.prompt_ids)
+        made = edits(before, turn.prompt_ids)
         turns.append(
             PackedTurn(
-                shared_tokens=shared,
-                added_ids=array("q", turn.prompt_ids[shared:]).tobytes(),
+                prompt=tuple(edit if isinstance(edit, dict) else array("q", edit).tobytes() for edit in made),
                 response_ids=array("q", turn.response_ids).tobytes(),
                 logprobs=array("d", turn.logprobs).tobytes(),
                 rest=replace(turn, prompt_ids=(), response_ids=(), logprobs=()),
@@ -66,20 +64,14 @@ def unpack(packed: PackedRollout) -> Rollout:
     before: tuple[int, ...] = ()
     turns: list[Turn] = []
     for turn in packed.turns:
-        prompt = before[: turn.shared_tokens] + tuple(_array("q", turn.added_ids))
+        made = [edit if isinstance(edit, dict) else list(_array("q", edit)) for edit in turn.prompt]
+        prompt = rebuild(before, made)
         response = tuple(_array("q", turn.response_ids))
         logprobs = tuple(_array("d", turn.logprobs))
         turns.append(replace(turn.rest, prompt_ids=prompt, response_ids=response, logprobs=logprobs))
         before = prompt + response
     trajectory = replace(packed.rollout.trajectory, turns=tuple(turns))
     return replace(packed.rollout, trajectory=trajectory)
-
-
-def _shared(before: tuple[int, ...], prompt: tuple[int, ...]) -> int:
-    """Length of the common start; comparing whole slices first is what makes the usual case fast."""
-    if prompt[: len(before)] == before:
-        return len(before)
-    return next((i for i, (a, b) in enumerate(zip(before, prompt, strict=False)) if a != b), len(prompt))
 
 
 def _array(kind: str, data: bytes) -> array:  # type: ignore[type-arg]
