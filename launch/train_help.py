@@ -3,10 +3,12 @@
 import dataclasses
 import inspect
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from launch.config_compose import CONFIG_DIR
 from launch.config_schema import TrainConfig
+from recipes.swe.agent_config import AgentConfig
 
 HEAD = """usage: python launch/train.py +recipe=NAME [group=CHOICE ...] [key=value ...] [dry_run=true]
 
@@ -23,12 +25,23 @@ def help_text(config_dir: Path = CONFIG_DIR) -> str:
     """The whole text."""
     lines = [HEAD, "Groups and their choices:"]
     for folder in sorted(path for path in config_dir.iterdir() if path.is_dir() and path.name != "lock"):
-        choices = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
+        choices = ", ".join(sorted(path.stem for path in folder.glob("*.yaml") if _is_choice(path)))
         if choices:
             lines.append(f"  {'+' if folder.name == 'recipe' else ''}{folder.name}={choices}")
     lines.extend(["", "Keys (skyrl.* takes every key of SkyRL's own configuration):"])
     lines.extend(_key_lines(TrainConfig, ""))
+    lines.append(
+        "  agent.swe_agent_yaml             path | null                        SWE-agent's config instead."
+    )
+    lines.extend(_key_lines(AgentConfig, "agent."))
     return "\n".join(lines)
+
+
+def _is_choice(path: Path) -> bool:
+    """Whether a file is a choice of its group: configs/data also holds lists that such choices name."""
+    return path.parent.name != "data" or any(
+        line.startswith("path:") for line in path.read_text().splitlines()
+    )
 
 
 def _key_lines(kind: type, prefix: str) -> list[str]:
@@ -37,20 +50,27 @@ def _key_lines(kind: type, prefix: str) -> list[str]:
     docs = _field_docs(kind)
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
-        if dataclasses.is_dataclass(hint):
-            lines.extend(_key_lines(hint if isinstance(hint, type) else type(hint), f"{prefix}{field.name}."))
+        if prefix + field.name in ("agent", "skyrl"):
+            continue  # described by their owners: below, and SkyRL's own pages
+        section = next((one for one in (hint, *get_args(hint)) if dataclasses.is_dataclass(one)), None)
+        if isinstance(section, type):
+            lines.extend(_key_lines(section, f"{prefix}{field.name}."))
         else:
             lines.append(f"  {prefix + field.name:<32} {_type_name(hint):<34} {docs.get(field.name, '')}")
     return lines
 
 
 def _type_name(hint: Any) -> str:
-    base = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-    if get_args(base) and "Literal" in str(base):
-        return str(base).replace("typing.Literal", "").replace("'", "").strip("[]")
-    return (
-        base.__name__ if isinstance(base, type) and not get_args(base) else str(base).replace("typing.", "")
-    )
+    """As a person would say it: `int`, `bool | auto`, `one, two, three`."""
+    if get_origin(hint) is Annotated:
+        return _type_name(get_args(hint)[0])
+    if get_origin(hint) is Literal:
+        return ", ".join(map(str, get_args(hint)))
+    if get_origin(hint) in (Union, UnionType):
+        return " | ".join(_type_name(option) for option in get_args(hint))
+    if hint is type(None):
+        return "null"
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
 
 
 def _field_docs(kind: type) -> dict[str, str]:

@@ -127,8 +127,16 @@ def test_an_unusable_kernel_exits_3_and_says_what_to_do(tmp_path: Path):
 def test_help():
     done = command("--help")
     assert done.returncode == 0
-    assert "swe_smith_1600" in done.stdout
-    assert "trainer.lr" in done.stdout
+    for part in (
+        "swe_smith_1600_2node",
+        "trainer.lr",
+        "policy.shape.layers",
+        "agent.max_turns",
+        "bool | auto",
+    ):
+        assert part in done.stdout, part
+    assert "data=local, swe_gym" in done.stdout or "data=local, local_full" in done.stdout
+    assert "projects" not in done.stdout.split("Keys")[0], "lists of projects are no choice of a group"
 
 
 @pytest.mark.slow
