@@ -48,6 +48,8 @@ class LayerInfo:
     """What it takes on this node's disk."""
     tree_bytes: int
     """Bytes in its files."""
+    image_sha256: str | None = None
+    """Digest of the image; None for a directory."""
 
 
 def check_name(name: str) -> str:
@@ -92,6 +94,7 @@ def read_info(root: Path, name: str) -> LayerInfo:
             tree_sha256=str(data["tree_sha256"]),
             disk_bytes=int(data["disk_bytes"]),
             tree_bytes=int(data["tree_bytes"]),
+            image_sha256=None if data["form"] == "tree" else str(data["image_sha256"]),
         )
     except FileNotFoundError as error:
         raise CacheError(f"layer {path.parent} is missing or incomplete") from error
@@ -109,6 +112,8 @@ def write_info(folder: Path, info: LayerInfo) -> None:
         "disk_bytes": info.disk_bytes,
         "tree_bytes": info.tree_bytes,
     }
+    if info.image_sha256 is not None:
+        data["image_sha256"] = info.image_sha256
     (folder / LAYER_FILE).write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 

@@ -126,6 +126,7 @@ def _bring(root: Path, manifest: Manifest, store: Store) -> None:
             tree_sha256=manifest.tree_sha256,
             disk_bytes=allocated_bytes(folder),
             tree_bytes=manifest.tree_bytes,
+            image_sha256=None if form == "tree" else manifest.file_sha256,
         )
         write_info(folder, info)
         (folder / STORED).touch()

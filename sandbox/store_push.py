@@ -44,14 +44,18 @@ class Pushed:
     """Bytes of files written now."""
 
 
-def push_envs(root: Path, keys: list[str], store: Store, *, form: PackedForm = "tar.zst", say: Say) -> Pushed:
-    """Put environments of this node into the store. Blocks: packing is slow. Raises CacheError."""
+def push_envs(
+    root: Path, keys: list[str], store: Store, *, form: PackedForm = "tar.zst", say: Say, mark: bool = True
+) -> Pushed:
+    """Put environments of this node into the store. Blocks: packing is slow. Raises CacheError.
+
+    `mark`: note here that a store holds the layers, so that they may be evicted."""
     records = {key: portable(key, read_record(env_path(root, key))) for key in keys}
     store.make()
     names = list(dict.fromkeys(name for record in records.values() for name in record.layers))
     new, written = 0, 0
     for number, name in enumerate(names, start=1):
-        size = push_layer(root, name, store, form=form)
+        size = push_layer(root, name, store, form=form, mark=mark)
         if size:
             new, written = new + 1, written + size
             say(f"{number} of {len(names)} layers: {name}, {size} bytes")
@@ -70,15 +74,18 @@ def portable(key: str, record: EnvRecord) -> EnvRecord:
     return record
 
 
-def push_layer(root: Path, name: str, store: Store, *, form: PackedForm = "tar.zst") -> int:
+def push_layer(
+    root: Path, name: str, store: Store, *, form: PackedForm = "tar.zst", mark: bool = True
+) -> int:
     """Put one layer into the store; bytes written, 0 when the store held it. Raises CacheError."""
     found = store.manifest(name)
     if found is None:
-        manifest = _pack_and_put(root, name, store, form)
-        mark_stored(root, name)
-        return manifest.file_bytes
-    info = read_info(root, name)
-    if info.tree_sha256 in (None, found.tree_sha256):
+        size = _pack_and_put(root, name, store, form).file_bytes
+        if mark:
+            mark_stored(root, name)
+        return size
+    # Names say what went in: where a build is not reproducible, the store's content may differ from ours.
+    if mark and read_info(root, name).tree_sha256 in (None, found.tree_sha256):
         mark_stored(root, name)
     return 0
 

@@ -38,6 +38,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         found.shutdown()
 
 
+@pytest.fixture(autouse=True)
+def two_nodes(cluster: Cluster) -> None:
+    """Ray takes some seconds to see that a node of an earlier test is gone."""
+    until(lambda: len(nodes()) == 2, "there are not two nodes")
+
+
 class Worker:
     """As a rollout worker: lives on one node, asks from threads."""
 
@@ -146,8 +152,8 @@ def test_every_node_fetches_once_under_its_own_unit_and_nothing_deadlocks(
 def test_a_node_killed_while_unpacking_leaves_nothing_half_done(cluster: Cluster, tmp_path: Path) -> None:
     """Its node comes back with the same disk: the layer is fetched again, whole; the other node goes on."""
     store = make_store(tmp_path, KEYS)
-    doomed = cluster.add_node(**OWN)
     other = nodes()[0]
+    doomed = cluster.add_node(**OWN)
     roots = {"doomed": tmp_path / "doomed", "other": tmp_path / "other"}
     dying = worker_on(doomed.node_id, roots["doomed"], store.url, slow_s=60.0)
     lost = [dying.ensure.remote(key) for key in KEYS]

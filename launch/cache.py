@@ -1,0 +1,224 @@
+"""The cache of environments: `python launch/cache.py COMMAND`; see docs/cache.md.
+
+ls shows what is on this node or in the shared store; verify reads all of it again and sets damaged layers
+aside; gc frees disk; push, pull and export move environments between this node, the store and a folder.
+
+Exit status: 0 done, 1 something is missing, damaged or could not be moved, 2 the command line is wrong.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if sys.path and Path(sys.path[0] or ".").resolve() == Path(__file__).resolve().parent:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from rich.console import Console
+
+from launch.cache_show import list_node, list_store, verify_node, verify_store
+from launch.config_compose import ROOT
+from launch.exit_codes import BAD_CONFIG, FAILED, OK
+from sandbox.cache import EnvCache
+from sandbox.cache_evict import GRACE_S, evict
+from sandbox.errors import CacheError
+from sandbox.store import Store
+from sandbox.store_pack import FORMS
+from sandbox.store_push import Pushed, copy_envs, pull_record, push_envs
+from sandbox.types import EnvSpec
+
+GIB = 1 << 30
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; the exit status."""
+    options = _parser().parse_args(arguments)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    options.cache_dir = options.cache_dir.absolute()
+    try:
+        return options.run(options, console)
+    except CacheError as error:
+        print(f"launch/cache.py {options.command}: {error}", file=sys.stderr)
+        return FAILED
+    except OSError as error:
+        print(f"launch/cache.py {options.command}: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python launch/cache.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    shared = argparse.ArgumentParser(add_help=False)
+    default = Path(os.environ.get("SWE_CACHE_DIR") or ROOT / ".cache")
+    shared.add_argument(
+        "--cache-dir", type=Path, default=default, metavar="DIR",
+        help="this node's cache (default: SWE_CACHE_DIR, else .cache of the repository)",
+    )  # fmt: skip
+    shared.add_argument(
+        "--store", default=os.environ.get("SWE_STORE"), metavar="URL",
+        help="shared store: a folder or file://, s3://, ... (default: SWE_STORE)",
+    )  # fmt: skip
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    listing = commands.add_parser(
+        "ls", parents=[shared], help="what is on this node, or with --store in the store"
+    )
+    listing.set_defaults(run=_ls)
+    verify = commands.add_parser("verify", parents=[shared], help="read everything again and compare digests")
+    verify.add_argument("layers", nargs="*", metavar="LAYER", help="only these layers (default: all)")
+    verify.add_argument("--repair", action="store_true", help="fetch what was set aside again; needs --store")
+    verify.add_argument(
+        "--in-store", action="store_true", help="the store's files instead of this node's layers"
+    )
+    verify.set_defaults(run=_verify)
+    gc = commands.add_parser("gc", parents=[shared], help="remove the layers that were wanted longest ago")
+    gc.add_argument(
+        "--max-gib", type=float, default=0.0, metavar="GIB", help="keep so much (default: nothing)"
+    )
+    gc.add_argument(
+        "--grace-s", type=float, default=GRACE_S, metavar="S", help="spare what was wanted so lately"
+    )
+    gc.add_argument(
+        "--unstored", action="store_true", help="also what no store is known to hold: it must be built again"
+    )
+    gc.set_defaults(run=_gc)
+    push = commands.add_parser("push", parents=[shared], help="put environments of this node into the store")
+    _choice(push)
+    push.add_argument(
+        "--form", choices=FORMS, default="tar.zst", help="how layers are packed (default: %(default)s)"
+    )
+    push.set_defaults(run=_push)
+    pull = commands.add_parser(
+        "pull", parents=[shared], help="fetch environments now, and their newest records"
+    )
+    _choice(pull)
+    pull.set_defaults(run=_pull)
+    export = commands.add_parser(
+        "export", parents=[shared], help="a store of chosen environments in a new folder"
+    )
+    _choice(export)
+    export.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder, which must not exist")
+    export.add_argument("--form", choices=FORMS, default="tar.zst", help="as for push; not with --store")
+    export.set_defaults(run=_export)
+    return parser
+
+
+def _choice(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("keys", nargs="*", metavar="KEY", help="environments (instance ids); default: all")
+    parser.add_argument("--tasks", type=Path, metavar="FILE", help="those of a task file (JSONL)")
+
+
+def _store(options: argparse.Namespace) -> Store:
+    if not options.store:
+        raise CacheError("no store is named: give --store URL, or set SWE_STORE")
+    return Store(options.store)
+
+
+def _keys(options: argparse.Namespace, known: Sequence[str]) -> list[str]:
+    """The chosen environments. Raises CacheError when one is unknown, or there is none."""
+    chosen = list(options.keys)
+    if options.tasks is not None:
+        chosen += _task_keys(options.tasks)
+    unknown = sorted(set(chosen) - set(known))
+    if unknown:
+        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        raise CacheError(f"no such environment: {', '.join(unknown[:5])}{more}")
+    if not (chosen or known):
+        raise CacheError("there are no environments; run: python launch/prepare.py")
+    return list(dict.fromkeys(chosen or known))
+
+
+def _task_keys(path: Path) -> list[str]:
+    from recipes.swe.tasks import TaskFileError, load_tasks
+
+    try:
+        return [task.env.key for task in load_tasks(path)]
+    except TaskFileError as error:
+        raise CacheError(str(error)) from error
+
+
+def _known_here(root: Path) -> list[str]:
+    return sorted(path.stem for path in (root / "envs").glob("[!.]*.json"))
+
+
+def _ls(options: argparse.Namespace, console: Console) -> int:
+    if options.store:
+        list_store(_store(options), console)
+    else:
+        list_node(options.cache_dir, _known_here(options.cache_dir), console)
+    return OK
+
+
+def _verify(options: argparse.Namespace, console: Console) -> int:
+    if options.in_store:
+        return FAILED if verify_store(_store(options), options.layers, console) else OK
+    store = _store(options) if options.repair else None
+    return FAILED if verify_node(options.cache_dir, options.layers, store, console) else OK
+
+
+def _gc(options: argparse.Namespace, console: Console) -> int:
+    if options.max_gib < 0 or options.grace_s < 0:
+        print("launch/cache.py gc: --max-gib and --grace-s are not negative", file=sys.stderr)
+        return BAD_CONFIG
+    limit = int(options.max_gib * GIB)
+    done = evict(options.cache_dir, limit, grace_s=options.grace_s, unstored=options.unstored)
+    for name in done.layers:
+        console.print(f"removed {name}")
+    console.print(
+        f"{len(done.layers)} layers removed, {done.freed_bytes} bytes freed, {done.left_bytes} left"
+    )
+    if done.left_bytes > limit:
+        console.print("the rest is in use, was wanted a moment ago, or is in no store (--unstored)")
+    return OK
+
+
+def _push(options: argparse.Namespace, console: Console) -> int:
+    store, root = _store(options), options.cache_dir
+    keys = _keys(options, _known_here(root))
+    _say_pushed(push_envs(root, keys, store, form=options.form, say=console.print), store, console)
+    return OK
+
+
+def _pull(options: argparse.Namespace, console: Console) -> int:
+    store, root = _store(options), options.cache_dir
+    cache, failed, size = EnvCache(root, store=store), 0, 0
+    keys = _keys(options, store.names("envs"))
+    for key in keys:
+        try:
+            pull_record(root, store, key)
+            size += cache.ensure(EnvSpec(key)).fetched_bytes
+        except CacheError as error:
+            failed += 1
+            print(f"launch/cache.py pull: {key}: {error}", file=sys.stderr)
+    console.print(f"{len(keys) - failed} of {len(keys)} environments are here; {size} bytes were fetched")
+    return FAILED if failed else OK
+
+
+def _export(options: argparse.Namespace, console: Console) -> int:
+    if options.out.exists():
+        raise CacheError(f"{options.out} exists already")
+    target = Store(options.out.absolute().as_uri())
+    if options.store:
+        source = _store(options)
+        done = copy_envs(source, target, _keys(options, source.names("envs")), say=console.print)
+    else:
+        keys = _keys(options, _known_here(options.cache_dir))
+        done = push_envs(options.cache_dir, keys, target, form=options.form, say=console.print, mark=False)
+    _say_pushed(done, target, console)
+    return OK
+
+
+def _say_pushed(done: Pushed, store: Store, console: Console) -> None:
+    console.print(
+        f"{done.envs} environments of {done.layers} layers are in {store.url}; "
+        f"{done.new_layers} layers, {done.new_bytes} bytes were written now"
+    )
+
+
+if __name__ == "__main__":
+    from launch.entry import run_command
+
+    run_command(main)

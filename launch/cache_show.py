@@ -1,0 +1,164 @@
+"""What `launch/cache.py ls` and `verify` print: layers, environments, sizes, and what is damaged."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from sandbox.cache_evict import layer_uses
+from sandbox.cache_gate import NoGate
+from sandbox.cache_layer import (
+    content_path,
+    has_layer,
+    layer_dir,
+    list_layers,
+    read_info,
+    set_aside,
+)
+from sandbox.cache_lease import Leases
+from sandbox.errors import CacheError
+from sandbox.store import Manifest, Store
+from sandbox.store_fetch import Checked, Origin, fetch_layer
+from sandbox.store_pack import tree_facts
+from sandbox.store_push import file_sha256
+
+
+def list_node(root: Path, keys: Sequence[str], console: Console) -> None:
+    """A line a layer, the one wanted longest ago first, then the sums."""
+    table, uses, now = _table("layer", "on disk", "wanted", "state"), layer_uses(root), time.time()
+    for use in uses:
+        states = [word for word, true in (("in use", use.in_use), ("stored", use.stored)) if true]
+        table.add_row(
+            use.name, _size(use.disk_bytes), f"{_age(now - use.wanted_at_s)} ago", ", ".join(states)
+        )
+    if uses:
+        console.print(table)
+    total = sum(use.disk_bytes for use in uses)
+    console.print(f"{len(keys)} environments, {len(uses)} layers, {_size(total)} in {root}")
+    aside = sorted(path.name for path in (root / "quarantine").glob("*"))
+    if aside:
+        console.print(
+            f"set aside as damaged, delete when looked at: {root / 'quarantine'}: {', '.join(aside)}"
+        )
+
+
+def list_store(store: Store, console: Console) -> None:
+    """A line a layer of a store, then the sums."""
+    table, total, full, names = _table("layer", "form", "file", "unpacked"), 0, 0, store.names("layers")
+    for name in names:
+        manifest = store.manifest(name)
+        if manifest is None:
+            continue  # removed meanwhile
+        table.add_row(name, manifest.form, _size(manifest.file_bytes), _size(manifest.tree_bytes))
+        total, full = total + manifest.file_bytes, full + manifest.tree_bytes
+    if names:
+        console.print(table)
+    envs = len(store.names("envs"))
+    console.print(
+        f"{envs} environments, {len(names)} layers, {_size(total)} ({_size(full)} unpacked) in {store.url}"
+    )
+
+
+def verify_node(root: Path, layers: Sequence[str], store: Store | None, console: Console) -> int:
+    """Compare layers with their digests; damaged ones are set aside, and fetched again from the store if one
+    is given. Returns how many are damaged and not whole again."""
+    bad, names = 0, list(layers) or list_layers(root)
+    for name in names:
+        if not has_layer(root, name):
+            bad += 1
+            console.print(f"{name}: is not on this node")
+            continue
+        problem = layer_problem(root, name)
+        if not problem:
+            continue
+        set_aside(root, name, problem)
+        line = f"{name}: {problem}; set aside"
+        remedy = "fetch it again (--repair --store URL), or run: python launch/prepare.py"
+        if store is not None:
+            try:
+                fetch_layer(root, name, Origin(store, NoGate()))
+                line, remedy = f"{line}, fetched again", ""
+            except CacheError as error:
+                remedy = str(error)
+        bad += bool(remedy)
+        console.print(f"{line}; {remedy}" if remedy else line)
+    unknown = sum(1 for name in names if _digestless(root, name))
+    note = f"; {unknown} of an older version have no digest to compare with" if unknown else ""
+    console.print(f"{len(names)} layers verified, {bad} damaged{note}")
+    return bad
+
+
+def _digestless(root: Path, name: str) -> bool:
+    try:
+        return read_info(root, name).tree_sha256 is None
+    except CacheError:
+        return False
+
+
+def layer_problem(root: Path, name: str) -> str:
+    """What is wrong with a layer; '' for nothing. Leased meanwhile: an eviction looks like damage."""
+    leases = Leases()
+    taken = leases.take([layer_dir(root, name) / "root"])
+    try:
+        info, content = read_info(root, name), content_path(root, name)
+        if content.name == "image":
+            right = info.image_sha256 == file_sha256(content)
+        else:
+            right = info.tree_sha256 in (None, tree_facts(content).sha256)
+        if not right:
+            return "its content is not what its digest says"
+    except (CacheError, OSError) as error:
+        return str(error)
+    finally:
+        leases.release(taken)
+    return ""
+
+
+def verify_store(store: Store, layers: Sequence[str], console: Console) -> int:
+    """Read the store's files and compare digests. Returns how many are damaged or missing."""
+    bad, names = 0, list(layers) or store.names("layers")
+    for name in names:
+        problem = _file_problem(store, name)
+        if problem:
+            bad += 1
+            console.print(f"{name}: {problem}; push it again from a node that has it")
+    console.print(f"{len(names)} layers verified, {bad} damaged")
+    return bad
+
+
+def _file_problem(store: Store, name: str) -> str:
+    try:
+        manifest: Manifest | None = store.manifest(name)
+        if manifest is None:
+            return "the store has no such layer"
+        with store.open_layer(manifest) as source:
+            reader = Checked(source)
+            reader.drain()
+        return reader.problem(manifest)
+    except CacheError as error:
+        return str(error)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, no_wrap=True, justify="right" if number in (1, 2) else "left")
+    return table
+
+
+def _size(count: int) -> str:
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
