@@ -57,7 +57,7 @@ class Stage:
         for name in ("root", "upper", "proc", "base", "usr", "images"):
             self._make(name)
         self._make_dev()
-        self._make_skeleton("plain", network=False)
+        make_skeleton(self.skeleton(network=False), network=False)
 
     def can_shift(self, layers: Iterable[str], binds: Iterable[str]) -> bool:
         """Whether all these can be idmapped; decided once per file system."""
@@ -85,7 +85,7 @@ class Stage:
             trees.append((self._tree(path, shift), self._slot(f"host{index}", path)))
         skeleton = self.skeleton(network=network)
         if not os.path.isdir(skeleton):
-            self._make_skeleton(os.path.basename(skeleton), network=network)
+            make_skeleton(skeleton, network=network)
         trees.append((self._tree(skeleton, userns), "base"))
         return trees
 
@@ -174,39 +174,6 @@ class Stage:
         os.mkdir(path, 0o755)
         return path
 
-    def _make_skeleton(self, kind: str, *, network: bool) -> None:
-        base = os.path.join(self._skeletons, kind)
-        os.makedirs(base)
-        for directory, mode in (
-            ("usr", 0o755), ("etc", 0o755), ("dev", 0o755), ("proc", 0o555), ("tmp", 0o1777),
-            ("root", 0o700),
-            ("run", 0o755), ("var", 0o755), ("var/tmp", 0o1777), ("home", 0o755), ("opt", 0o755),
-            ("mnt", 0o755),
-        ):  # fmt: skip
-            path = os.path.join(base, directory)
-            os.mkdir(path)
-            os.chmod(path, mode)
-        for name in _ROOT_NAMES:
-            if os.path.islink("/" + name):
-                os.symlink(os.readlink("/" + name), os.path.join(base, name))
-            elif os.path.isdir("/" + name):
-                os.mkdir(os.path.join(base, name))
-        self._fill_etc(os.path.join(base, "etc"), network=network)
-
-    @staticmethod
-    def _fill_etc(etc: str, *, network: bool) -> None:
-        for name, text in _ETC_WRITTEN.items():
-            with open(os.path.join(etc, name), "w", encoding="utf-8") as file:
-                file.write(text)
-        for name in _ETC_COPIED + (_ETC_NETWORK if network else ()):
-            source = os.path.join("/etc", name)
-            if os.path.isfile(source) and os.access(source, os.R_OK):
-                _copy_file(source, os.path.join(etc, name))
-        for name in _ETC_TREES + (_ETC_NETWORK_TREES if network else ()):
-            source = os.path.join("/etc", name)
-            if os.path.isdir(source):
-                _copy_tree(source, os.path.join(etc, name))
-
     def _make_dev(self) -> None:
         dev = self._make("dev")
         syscalls.mount("tmpfs", dev, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, "mode=755,size=64k")
@@ -237,6 +204,40 @@ class Stage:
 def _certificates() -> list[str]:
     """Where this machine keeps certificates of authorities."""
     return [path for name in _ETC_CERTIFICATES if os.path.isdir(path := os.path.join("/etc", name))]
+
+
+def make_skeleton(base: str, *, network: bool) -> None:
+    """What lies below all layers, in a new directory, with places for what is bound."""
+    os.makedirs(base)
+    for directory, mode in (
+        ("usr", 0o755), ("etc", 0o755), ("dev", 0o755), ("proc", 0o555), ("tmp", 0o1777),
+        ("root", 0o700),
+        ("run", 0o755), ("var", 0o755), ("var/tmp", 0o1777), ("home", 0o755), ("opt", 0o755),
+        ("mnt", 0o755),
+    ):  # fmt: skip
+        path = os.path.join(base, directory)
+        os.mkdir(path)
+        os.chmod(path, mode)
+    for name in _ROOT_NAMES:
+        if os.path.islink("/" + name):
+            os.symlink(os.readlink("/" + name), os.path.join(base, name))
+        elif os.path.isdir("/" + name):
+            os.mkdir(os.path.join(base, name))
+    _fill_etc(os.path.join(base, "etc"), network=network)
+
+
+def _fill_etc(etc: str, *, network: bool) -> None:
+    for name, text in _ETC_WRITTEN.items():
+        with open(os.path.join(etc, name), "w", encoding="utf-8") as file:
+            file.write(text)
+    for name in _ETC_COPIED + (_ETC_NETWORK if network else ()):
+        source = os.path.join("/etc", name)
+        if os.path.isfile(source) and os.access(source, os.R_OK):
+            _copy_file(source, os.path.join(etc, name))
+    for name in _ETC_TREES + (_ETC_NETWORK_TREES if network else ()):
+        source = os.path.join("/etc", name)
+        if os.path.isdir(source):
+            _copy_tree(source, os.path.join(etc, name))
 
 
 def host_directories() -> list[str]:
