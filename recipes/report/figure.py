@@ -1,4 +1,4 @@
-"""The picture of a run: is it learning (above), and where does the time go (below).
+"""The picture of a run: is it learning (above), where does the time go (below), and what failed, if anything.
 
 Colours are the colour-blind-safe set of Okabe and Ito. Drawn with matplotlib's Agg canvas directly,
 without pyplot's global state, so that it works with no display and in any thread.
@@ -15,29 +15,34 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from recipes.report.series import RunSeries
 
-BLUE, SKY, GREY = "#0072B2", "#56B4E9", "#7f7f7f"
-PALETTE = ("#56B4E9", "#009E73", "#0072B2", "#E69F00", "#D55E00", "#CC79A7", "#999999")
-LABELS = {
-    "env_prep": "environment",
-    "sandbox_start": "sandbox start",
-    "llm": "model",
-    "env": "commands",
-    "grade": "grading",
-    "cleanup": "clean-up",
+BLUE, SKY, GREY, ORANGE = "#0072B2", "#56B4E9", "#7f7f7f", "#D55E00"
+STAGES = {
+    "gate": ("gate (within environment)", "#F0E442"),
+    "env_prep": ("environment", "#56B4E9"),
+    "sandbox_start": ("sandbox start", "#009E73"),
+    "llm": ("model", "#0072B2"),
+    "env": ("commands", "#E69F00"),
+    "grade": ("grading", "#D55E00"),
+    "cleanup": ("clean-up", "#CC79A7"),
 }
+"""Stage to its name for people and its colour, which stays whatever other stages there are."""
 
 
 def draw_report(series: RunSeries, title: str, path: Path) -> None:
     """Write the picture as PNG."""
-    figure = Figure(figsize=(9.5, 8.2), dpi=130, layout="constrained")
+    heights = (1.25, 1.0, 0.35) if series.failures_by_step else (1.25, 1.0)
+    figure = Figure(figsize=(9.5, 6.6 + 1.6 * (len(heights) - 1)), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.25, 1.0))
+    axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     figure.suptitle(title, fontsize=13, fontweight="bold")
-    _draw_curve(above, series)
-    _draw_times(below, series)
-    below.set_xlabel("trainer step")
-    below.set_xlim(0.3, max(series.steps, default=1) + 0.7)
-    below.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _draw_curve(axes[0], series)
+    _draw_times(axes[1], series)
+    if series.failures_by_step:
+        _draw_failures(axes[2], series)
+    first = 0.3 if not series.held_out else min(0.3, series.held_out[0][0] - 0.5)
+    axes[-1].set_xlabel("trainer step")
+    axes[-1].set_xlim(first, max(series.steps, default=1) + 0.7)
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, format="png")
 
 
@@ -59,6 +64,9 @@ def _draw_curve(axes: Axes, series: RunSeries) -> None:
     if len(steps) >= 5:
         smooth = moving_mean(series.resolve_rate, 5)
         axes.plot(steps, smooth, color="black", linewidth=2, alpha=0.75, label="mean of 5 steps around")
+    if series.held_out:
+        steps, rates = zip(*series.held_out, strict=True)
+        axes.plot(steps, rates, "D--", color=ORANGE, markersize=5, linewidth=1, label="held-out tasks")
     axes.set_ylabel("rollouts that fixed their bug")
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -67,7 +75,8 @@ def _draw_curve(axes: Axes, series: RunSeries) -> None:
 
 
 def _draw_times(axes: Axes, series: RunSeries) -> None:
-    stages = {LABELS.get(name, name): values for name, values in series.stage_s.items() if _any(values)}
+    parts = _with_gate(series)
+    stages = {name: values for name, values in parts.items() if _any(values)}
     _stack(axes, series.steps, stages)
     axes.set_ylabel("seconds of a rollout (mean)")
     _tidy(axes)
@@ -96,9 +105,37 @@ def _draw_times(axes: Axes, series: RunSeries) -> None:
         )
 
 
+def _with_gate(series: RunSeries) -> dict[str, Sequence[float]]:
+    """The stages, with what of env_prep was waiting at the gate as a part of its own."""
+    parts: dict[str, Sequence[float]] = {}
+    for name, values in series.stage_s.items():
+        if name == "env_prep" and _any(series.gate_wait_s):
+            waits = [wait if math.isfinite(wait) else 0.0 for wait in series.gate_wait_s]
+            parts["gate"] = waits
+            parts[name] = [max(0.0, value - wait) for value, wait in zip(values, waits, strict=True)]
+        else:
+            parts[name] = values
+    return parts
+
+
+def _draw_failures(axes: Axes, series: RunSeries) -> None:
+    """Failed rollouts by class; drawn only when there were any."""
+    colours = (ORANGE, "#E69F00", "#CC79A7", "#009E73", BLUE, "#F0E442", GREY)
+    bottom = [0] * len(series.steps)
+    for colour, (kind, counts) in zip(colours, series.failures_by_step.items(), strict=False):
+        axes.bar(series.steps, counts, bottom=bottom, width=0.8, color=colour, label=kind, linewidth=0)
+        bottom = [low + count for low, count in zip(bottom, counts, strict=True)]
+    axes.set_ylabel("failed (ours)")
+    axes.set_ylim(0, 1.3 * max(bottom))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+    _tidy(axes)
+    axes.legend(loc="upper left", ncols=len(series.failures_by_step), frameon=False, fontsize=8)
+
+
 def _stack(axes: Axes, steps: Sequence[int], parts: Mapping[str, Sequence[float]]) -> None:
     bottom = [0.0] * len(steps)
-    for colour, (label, values) in zip(PALETTE, parts.items(), strict=False):
+    for name, values in parts.items():
+        label, colour = STAGES.get(name, (name, GREY))
         heights = [value if math.isfinite(value) else 0.0 for value in values]
         axes.bar(steps, heights, bottom=bottom, width=0.8, color=colour, label=label, linewidth=0)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]

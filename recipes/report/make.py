@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.report.figure import draw_report
+from recipes.report.rows import merge_parts
 from recipes.report.series import load_series
 from recipes.report.summary import summary_text
 
@@ -24,12 +25,14 @@ class Report:
 
 
 def make_report(run_dir: Path) -> Report:
-    """Read the run's metrics and rollouts and write its report beside them.
+    """Read the run's metrics and rollouts and write its report beside them; rows that a killed run left in
+    parts are merged.
 
     Raises FileNotFoundError when the folder holds no metrics, ValueError when they hold no step."""
     series = load_series(run_dir)
     if not series.steps:
         raise ValueError(f"{run_dir} has no finished step to report on")
+    merge_parts(run_dir)
     picture, summary = run_dir / PICTURE, run_dir / SUMMARY
     draw_report(series, run_dir.name, picture)
     text = summary_text(series, run_dir)

@@ -25,6 +25,17 @@ STEP_TIMES = (
     ("checkpoint", "timing/save_checkpoints"),
 )
 """Parts of a trainer step with their metrics; what they leave of timing/step is called other."""
+HELD_OUT_RATE = ("eval/all/environment/resolved_mean", "eval/all/avg_score")
+"""Metrics of an evaluation, the first that exists counts."""
+FAILURES = "environment/num_fail_"
+PER_STEP = {
+    "cache_hit": "environment/cache_hit_mean",
+    "gate_wait_s": "environment/gate_wait_mean",
+    "memory_peak_mib": "environment/memory_peak_mib_max",
+    "group_flat": "environment/group_flat_mean",
+    "group_excluded": "environment/group_excluded_mean",
+}
+"""Field of RunSeries to the metric that it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +62,26 @@ class RunSeries:
     """Failure kind to count: ours, not the model's, left out of training."""
     ends: Mapping[str, int]
     """How the agent's work ended, to count."""
+    failures_by_step: Mapping[str, tuple[int, ...]]
+    """Failure kind to count per step; only kinds that occurred."""
+    held_out: tuple[tuple[int, float], ...]
+    """(step, share solved) of each evaluation on held-out tasks; step 0 is before training."""
+    cache_hit: tuple[float, ...]
+    """Share of rollouts whose environment was ready on the node, per step."""
+    gate_wait_s: tuple[float, ...]
+    """Mean seconds a rollout waited for the gate in front of extraction, per step; part of env_prep."""
+    memory_peak_mib: tuple[float, ...]
+    """Highest memory of any sandbox, per step, MiB."""
+    group_flat: tuple[float, ...]
+    """Share of groups whose rewards are all equal, per step."""
+    group_excluded: tuple[float, ...]
+    """Share of groups left out for failures, per step."""
 
 
 def load_series(run_dir: Path) -> RunSeries:
     """Read a run folder. Raises FileNotFoundError when it holds no metrics."""
-    metrics = [line for line in read_metrics(run_dir / FILE_NAME) if line.step >= 1]
+    every = read_metrics(run_dir / FILE_NAME)
+    metrics = [line for line in every if line.step >= 1]
     index = read_index(run_dir)
     groups = [_group_rates(index.get(line.step, [])) for line in metrics]
     known = {line.step for line in metrics}
@@ -76,6 +102,11 @@ def load_series(run_dir: Path) -> RunSeries:
         rollouts=len(rollouts),
         failures=_count(rollout.failure for rollout in rollouts),
         ends=_count(rollout.end for rollout in rollouts if not rollout.failure),
+        failures_by_step=_failures_by_step(metrics),
+        held_out=tuple(
+            (line.step, rate) for line in every if math.isfinite(rate := _first(line, HELD_OUT_RATE))
+        ),
+        **{field: tuple(_first(line, (name,)) for line in metrics) for field, name in PER_STEP.items()},
     )
 
 
@@ -122,6 +153,12 @@ def _step_parts(metrics: Sequence[StepMetrics]) -> dict[str, tuple[float, ...]]:
             for i, seconds in enumerate(whole)
         )
     return parts
+
+
+def _failures_by_step(metrics: Sequence[StepMetrics]) -> dict[str, tuple[int, ...]]:
+    kinds = sorted({name for line in metrics for name in line.metrics if name.startswith(FAILURES)})
+    counts = {name: tuple(int(line.metrics.get(name, 0)) for line in metrics) for name in kinds}
+    return {name.removeprefix(FAILURES): values for name, values in counts.items() if any(values)}
 
 
 def _count(values: Iterable[str | None]) -> dict[str, int]:

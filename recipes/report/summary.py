@@ -42,6 +42,9 @@ def _learning(series: RunSeries) -> Table:
     table.add_row(f"first {ENDS} steps", f"{first:.3f}")
     table.add_row(f"last {ENDS} steps", f"[bold]{last:.3f}[/bold]  ({last - first:+.3f})")
     table.add_row("best step", f"{best[0]:.3f} at step {-best[1]}")
+    if series.held_out:
+        (start, before), (end, after) = series.held_out[0], series.held_out[-1]
+        table.add_row("held-out tasks", f"{before:.3f} at step {start}, {after:.3f} at step {end}")
     table.add_row("steps", f"{len(series.steps)} ({series.rollouts} rollouts on record)")
     return table
 
@@ -51,6 +54,13 @@ def _times(series: RunSeries) -> Table:
     table.add_row("of a rollout", _shares(series.stage_s.items()))
     if series.step_s:
         table.add_row("of a step", _shares(series.step_s.items()))
+    hits, waits, prepared = (
+        _finite_mean(values)
+        for values in (series.cache_hit, series.gate_wait_s, series.stage_s.get("env_prep", ()))
+    )
+    if math.isfinite(hits):
+        share = f" ({waits / prepared:.0%} of it)" if waits > 0 and prepared > 0 else ""
+        table.add_row("environments", f"{hits:.1%} ready on the node, {waits:.2f} s at the gate{share}")
     return table
 
 
@@ -60,6 +70,12 @@ def _health(series: RunSeries) -> Table:
     share = f" ({failed / series.rollouts:.1%} of rollouts)" if series.rollouts else ""
     kinds = ", ".join(f"{kind} {count}" for kind, count in series.failures.items())
     table.add_row("failures (not trained on)", f"{failed}{share}{': ' + kinds if kinds else ''}")
+    excluded, flat = _finite_mean(series.group_excluded), _finite_mean(series.group_flat)
+    if math.isfinite(excluded) and math.isfinite(flat):
+        table.add_row("groups without a lesson", f"{flat:.0%} of one reward, {excluded:.1%} left out whole")
+    peaks = [peak for peak in series.memory_peak_mib if math.isfinite(peak)]
+    if peaks:
+        table.add_row("largest sandbox", f"{max(peaks):.0f} MiB")
     if series.ends:
         table.add_row("agent ended by", ", ".join(f"{end} {count}" for end, count in series.ends.items()))
     differences = [value for value in series.logprob_diff_mean if math.isfinite(value)]
@@ -73,6 +89,7 @@ def _files(run_dir: Path) -> Table:
     for name, what in (
         ("report.png", "picture"),
         ("metrics.jsonl", "metrics"),
+        ("rollouts.parquet", "every rollout as a row"),
         ("rollouts", "trajectories as text"),
         ("checkpoints", "checkpoints"),
         ("config.yaml", "configuration"),
@@ -98,6 +115,10 @@ def _shares(parts: Iterable[tuple[str, Sequence[float]]]) -> str:
         return "unknown"
     listed = ", ".join(f"{name} {mean / whole:.0%}" for name, mean in means.items())
     return f"{whole:.2f} s: {listed}"
+
+
+def _finite_mean(values: Sequence[float]) -> float:
+    return _mean([value for value in values if math.isfinite(value)])
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -9,6 +9,7 @@ from recipes.report.figure import moving_mean
 from recipes.report.make import make_report
 from recipes.report.metrics import MetricsFile, read_metrics
 from recipes.report.progress import progress_line
+from recipes.report.recorder import RolloutRecorder
 from recipes.report.series import load_series
 from recipes.report.summary import first_and_last
 from recipes.report.trajectories import read_index, read_rollouts, rollout_text, write_rollouts
@@ -27,6 +28,41 @@ def test_report_of_a_run(tmp_path: Path):
 def test_report_of_a_short_run_without_rollouts_or_times(tmp_path: Path):
     MetricsFile(tmp_path / "metrics.jsonl").append(1, {"reward/avg_raw_reward": 0.5})
     assert "0.500" in make_report(tmp_path).text
+
+
+def test_report_shows_failures_held_out_tasks_cache_and_gate(tmp_path: Path):
+    folder = make_run(tmp_path / "run", steps=6)
+    plain = make_report(folder)
+    size = plain.picture.stat().st_size
+    assert "held-out" not in plain.text and "gate" not in plain.text
+    file = MetricsFile(folder / "metrics.jsonl")
+    file.append(0, {"eval/all/environment/resolved_mean": 0.125})
+    for step in range(1, 7):
+        file.append(
+            step,
+            {
+                "environment/num_fail_node": step % 2,
+                "environment/num_fail_cache": 1,
+                "environment/cache_hit_mean": 0.95,
+                "environment/gate_wait_mean": 0.004,
+                "environment/memory_peak_mib_max": 100 + step,
+                "environment/group_flat_mean": 0.25,
+                "environment/group_excluded_mean": 0.0,
+                **({"eval/all/environment/resolved_mean": 0.5} if step == 6 else {}),
+            },
+        )
+    RolloutRecorder(folder).write("train", 6, [make_rollout("a", solved=True)])
+    report = make_report(folder)
+    for part in (
+        "held-out tasks", "0.125 at step 0, 0.500 at step 6", "95.0% ready on the node", "s at the gate (4",
+        "25% of one reward, 0.0% left out whole", "106 MiB", "every rollout as a row",
+    ):  # fmt: skip
+        assert part in report.text, part
+    assert report.text.count("\n") <= 40
+    assert report.picture.stat().st_size != size
+    series = load_series(folder)
+    assert series.failures_by_step["node"] == (1, 0, 1, 0, 1, 0) and "grader" not in series.failures_by_step
+    assert series.held_out == ((0, 0.125), (6, 0.5))
 
 
 def test_report_without_steps_is_refused(tmp_path: Path):

@@ -111,7 +111,7 @@ def test_what_the_numbers_are():
         "format_errors_mean": 5 / 11, "cache_hit_mean": 8 / 11, "gate_wait_p95_mean": 1.5,
         "memory_peak_mib_max": 400.0, "sandbox_cpu_s_mean": 28 / 11, "resolved_mean": 4 / 11,
         "group_excluded_mean": 0.0, "group_flat_mean": 0.0, "context_tokens_mean": 67 / 11,
-        "env_prep_share_mean": 0.0267,
+        "env_prep_share_mean": 1.7 / 175.2,
     }.items():  # fmt: skip
         assert metrics[name] == pytest.approx(value, rel=0.01), name
 
