@@ -1,8 +1,12 @@
 """A tiny project with its sdist, and a package index in a folder: all that prepare needs."""
 
+import asyncio
 import base64
 import hashlib
 import io
+import os
+import shutil
+import sys
 import tarfile
 import zipfile
 from dataclasses import dataclass
@@ -11,6 +15,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from recipes.swe.build_python import Interpreter, python_layer
+from sandbox.mini import MiniBackend
 
 MODULE = '''\
 """Arithmetic."""
@@ -60,6 +67,15 @@ def test_skipped():
 """
 
 
+def link_or_copy(source: str, target: str) -> str:
+    """One inode for both: layers are never changed."""
+    if Path(source).is_symlink():
+        shutil.copy2(source, target, follow_symlinks=False)
+    else:
+        os.link(source, target)
+    return target
+
+
 @dataclass(frozen=True)
 class Workshop:
     """A folder with an index and the two lists."""
@@ -68,6 +84,17 @@ class Workshop:
     index_url: str
     projects_file: Path
     bugs_file: Path
+    layers: Path
+    """A cache with the layer of the interpreter that runs this, which takes seconds to build."""
+
+    def seeded(self, cache: Path) -> Path:
+        """The cache, with the interpreter's layer in it."""
+        for layer in (self.layers / "layers").iterdir():
+            if not (cache / "layers" / layer.name).exists():
+                shutil.copytree(
+                    layer, cache / "layers" / layer.name, symlinks=True, copy_function=link_or_copy
+                )
+        return cache
 
     def overrides(self, cache: Path, *more: str) -> list[str]:
         """Command line of launch/prepare.py that uses all this."""
@@ -158,7 +185,8 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
         page = folder / "simple" / project
         page.mkdir(parents=True)
         (page / file).write_bytes(data)
-        (page / "index.html").write_text(f'<html><a href="{file}#sha256=0">{file}</a></html>')
+        link = f'<a href="{file}#sha256={hashlib.sha256(data).hexdigest()}">{file}</a>'
+        (page / "index.html").write_text(f"<html>{link}</html>")
     projects = {
         "wheels": {
             requirement: {"file": file, "sha256": hashlib.sha256(data).hexdigest()}
@@ -190,4 +218,13 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     projects_file, bugs_file = folder / "projects.yaml", folder / "bugs.yaml"
     projects_file.write_text(yaml.safe_dump(projects))
     bugs_file.write_text(yaml.safe_dump({"bugs": bugs}))
-    return Workshop(folder, f"file://{folder}/simple", projects_file, bugs_file)
+    layers = tmp_path_factory.mktemp("layers")
+    asyncio.run(build_interpreter(layers))
+    return Workshop(folder, f"file://{folder}/simple", projects_file, bugs_file, layers)
+
+
+async def build_interpreter(cache: Path) -> None:
+    """The layer of the interpreter that runs this."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    async with MiniBackend() as backend:
+        await python_layer(cache, backend, Interpreter(Path(sys.base_prefix).resolve(), version))

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def cache(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared cache."""
     root = tmp_path_factory.mktemp("cache")
-    assert command.main(workshop.overrides(root)) == 0
+    assert command.main(workshop.overrides(workshop.seeded(root))) == 0
     return root
 
 
@@ -123,7 +123,7 @@ async def test_project_and_venv_are_used_in_place(cache: Path) -> None:
 
 
 def test_chance_is_no_task_and_is_judged_again(workshop: Workshop, tmp_path: Path) -> None:
-    overrides = workshop.overrides(tmp_path, f"bugs_file={workshop.folder}/flaky.yaml")
+    overrides = workshop.overrides(workshop.seeded(tmp_path), f"bugs_file={workshop.folder}/flaky.yaml")
     assert command.main(overrides) == 1  # fewer than min_tasks
     status, reason = report(tmp_path)["chanceaa"]
     assert status == "flaky" and "test_chance[" in reason
@@ -148,7 +148,7 @@ def test_second_run_opens_no_sandbox_and_fetches_nothing(
 
 
 def test_interrupted_run_leaves_nothing_half_done_and_goes_on(workshop: Workshop, tmp_path: Path) -> None:
-    argv = [sys.executable, str(ROOT / "launch" / "prepare.py"), *workshop.overrides(tmp_path)]
+    argv = [sys.executable, str(ROOT / "launch" / "prepare.py"), *workshop.overrides(workshop.seeded(tmp_path))]
     env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
@@ -203,11 +203,11 @@ def test_unusable_kernel_exits_3(
 def test_dead_index_is_a_failure_that_says_what_to_do(
     workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main(workshop.overrides(tmp_path, "index_url=file:///nonexistent")) == 1
+    assert command.main(workshop.overrides(workshop.seeded(tmp_path), "index_url=file:///nonexistent")) == 1
     assert "PIP_INDEX_URL" in capsys.readouterr().err
 
 
 def test_help_names_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert "min_tasks=24" in shown and "Exit status" in shown
+    assert "min_tasks=None" in shown and "Exit status" in shown
