@@ -4,7 +4,7 @@ Only a description: `launch/config_check.py` compares, `launch/config_validate.p
 several keys or on files. `agent` and `skyrl` are described by the dataclasses of their owners.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from launch.config_check import Above, Between
@@ -98,6 +98,8 @@ class SandboxSection:
     """Open files of one process."""
     output_kib: Annotated[int, Between(1, 65_536)]
     """Kept of one command's output, KiB."""
+    engine_command: list[str] = field(default_factory=list[str])
+    """With docker or podman: the engine's command and options of its own (a socket, say); empty: its name."""
 
 
 @dataclass(frozen=True, slots=True)

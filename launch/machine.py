@@ -73,7 +73,7 @@ def missing_on_machine(config: Mapping[str, Any]) -> list[str]:
     missing.extend(_missing_packages(needs.gpus > 0))
     missing.extend(_missing_model(config))
     missing.extend(_missing_cluster(config["cluster"]))
-    missing.extend(_missing_engine(config["sandbox"]["kind"]))
+    missing.extend(_missing_engine(config["sandbox"]))
     missing.extend(missing_tasks(config))
     memory = psutil.virtual_memory().total / GIB
     if not needs.gpus and memory < CPU_RUN_GIB:
@@ -129,10 +129,12 @@ def _missing_cluster(cluster: Mapping[str, Any]) -> list[str]:
     return ["cluster.address: is auto, but RAY_ADDRESS is not set and no Ray was started here; run ray start"]
 
 
-def _missing_engine(kind: str) -> list[str]:
-    if kind == "mini" or shutil.which(kind):
+def _missing_engine(sandbox: Mapping[str, Any]) -> list[str]:
+    kind = sandbox["kind"]
+    program = (sandbox.get("engine_command") or [kind])[0]
+    if kind == "mini" or shutil.which(program):
         return []
-    return [f"sandbox.kind: {kind} is not installed (no such program); or use sandbox=mini"]
+    return [f"sandbox.kind: {program} is not installed (no such program); or use sandbox=mini"]
 
 
 def missing_tasks(config: Mapping[str, Any]) -> list[str]:

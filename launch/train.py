@@ -66,7 +66,9 @@ def _checked_run(overrides: list[str]) -> int:
 
 
 def _kernel_fault(config: dict[str, Any]) -> str | None:
-    """Why sandboxes cannot be opened here and what to change; None when they can."""
+    """Why sandboxes cannot be opened here and what to change; None when they can, or an engine opens them."""
+    if config["sandbox"]["kind"] != "mini":
+        return None
     from sandbox.probe import unusable_reason
 
     cache_dir = Path(config["paths"]["cache_dir"])

@@ -83,12 +83,12 @@ async def open_runner(config: Mapping[str, Any], stack: AsyncExitStack) -> Runne
     from transformers import AutoTokenizer
 
     from recipes.swe.agent_config import AgentConfig
+    from recipes.swe.backends import make_backend
     from recipes.swe.chat import ChatCodec
     from recipes.swe.grading import open_grader
     from recipes.swe.io_gate import open_cache
     from recipes.swe.policy import VllmPolicy
     from rewards.shapes import SHAPE_KEYS, shape_config
-    from sandbox.mini import MiniBackend
     from sandbox.types import MIB
 
     sandbox, reward, paths = config["sandbox"], config["reward"], config["paths"]
@@ -100,7 +100,7 @@ async def open_runner(config: Mapping[str, Any], stack: AsyncExitStack) -> Runne
         reconnect_s=config["reconnect_s"],
     )
     stack.push_async_callback(policy.close)
-    inner = await stack.enter_async_context(MiniBackend(state_dir=Path(paths["temp_dir"]) / "sandboxes"))
+    inner = await stack.enter_async_context(make_backend(sandbox, Path(paths["temp_dir"]) / "sandboxes"))
     backend = await stack.enter_async_context(ReadyBackend(inner, most=sandbox["max_concurrent"]))
     limits = RolloutLimits(
         sandbox=Limits(

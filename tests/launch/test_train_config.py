@@ -165,7 +165,9 @@ def test_the_kernel_of_this_machine_is_asked(tmp_path: Path):
     from launch.train import _kernel_fault
     from sandbox.probe import unusable_reason
 
-    assert _kernel_fault({"paths": {"cache_dir": str(tmp_path)}}) == unusable_reason(tmp_path)
+    paths = {"cache_dir": str(tmp_path)}
+    assert _kernel_fault({"paths": paths, "sandbox": {"kind": "mini"}}) == unusable_reason(tmp_path)
+    assert _kernel_fault({"paths": paths, "sandbox": {"kind": "podman"}}) is None
 
 
 def test_a_kernel_without_user_namespaces_exits_3(tmp_path: Path):
