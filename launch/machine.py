@@ -139,7 +139,8 @@ def _missing_engine(sandbox: Mapping[str, Any]) -> list[str]:
 
 def missing_tasks(config: Mapping[str, Any]) -> list[str]:
     """Environments of the chosen tasks that are not in the cache, and too few tasks for a step."""
-    from recipes.swe.task_selection import training_tasks
+    from recipes.report.solve_rates import SolveRatesError
+    from recipes.swe.task_sets import TaskSetError, load_task_sets
     from recipes.swe.tasks import TaskFileError
     from sandbox.cache_record import env_path
     from sandbox.errors import CacheError
@@ -149,13 +150,16 @@ def missing_tasks(config: Mapping[str, Any]) -> list[str]:
     if not path.is_file():
         return []  # told as data.path
     try:
-        tasks = training_tasks(config["data"], timeout_s=config["reward"]["timeout_s"])
+        sets = load_task_sets(config)
     except TaskFileError as error:
         return [f"data.path: {' '.join(str(error).split())[:500]}"]
+    except (TaskSetError, SolveRatesError, OSError) as error:
+        return [f"data: {' '.join(str(error).split())[:500]}"]
+    tasks = [*sets.train, *(sets.held_out if config["eval"]["every_steps"] else ())]
     missing: list[str] = []
     needed = config["trainer"]["prompts_per_step"]
-    if len(tasks) < needed:
-        missing.append(f"data.path: {path} has {len(tasks)} tasks, a step needs {needed}; prepare more")
+    if len(sets.train) < needed:
+        missing.append(f"data.path: {path} has {len(sets.train)} tasks, a step needs {needed}; prepare more")
     cache_dir = Path(config["paths"]["cache_dir"])
     absent = [task.env.key for task in tasks if not env_path(cache_dir, task.env.key).is_file()]
     url = config["paths"]["store"]
