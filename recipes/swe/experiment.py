@@ -49,6 +49,7 @@ class SweExp(BasePPOExp):
         self.tasks = self.task_sets.train
         self._task_by_id = {task.instance_id: task for task in (*self.tasks, *self.task_sets.held_out)}
         self.order: TaskLoader | None = None
+        self.tracking: RunTracking | None = None
         self.fanout: Fanout | None = None
         self.recorder = RolloutRecorder(self.run_dir, int(settings["logger"]["samples_per_table"]))
         super().__init__(cfg)
@@ -141,7 +142,7 @@ class SweExp(BasePPOExp):
 
     def get_tracker(self) -> RunTracking:
         """W&B (or nothing) and the run's own file."""
-        return RunTracking(
+        self.tracking = RunTracking(
             run_dir=self.run_dir,
             recorder=self.recorder,
             samples_every_steps=int(self.settings["logger"]["samples_every_steps"]),
@@ -153,14 +154,20 @@ class SweExp(BasePPOExp):
             config=self.cfg,
             tags=self.settings["logger"]["tags"],
         )
+        return self.tracking
 
     def close(self) -> None:
-        """Close the rollout workers and their sandboxes, and SkyRL's router."""
+        """Close the rollout workers and their sandboxes, and SkyRL's router; end the tracker, which cannot
+        end itself any more once the interpreter is going down."""
         fanout, self.fanout = self.fanout, None
-        if fanout is not None:
-            asyncio.run(fanout.close())
-        if self._inference_router is not None:
-            self._inference_router.shutdown()
+        try:
+            if fanout is not None:
+                asyncio.run(fanout.close())
+            if self._inference_router is not None:
+                self._inference_router.shutdown()
+        finally:
+            if self.tracking is not None:
+                self.tracking.finish()
 
 
 def skyrl_config(settings: Mapping[str, Any]) -> SkyRLTrainConfig:

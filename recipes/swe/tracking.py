@@ -70,7 +70,11 @@ class RunTracking(Tracking):
         if self._ended:
             return
         self._ended = True
-        merged = self.recorder.finish()
+        try:
+            merged = self.recorder.finish()
+        except OSError as error:  # its parts are there, and launch/report.py merges them
+            logger.warning(f"rollouts.parquet was not written: {error}")
+            merged = None
         if self.backend == "wandb" and merged is not None:
             self._log_artifact(merged)
         super().finish()
@@ -78,6 +82,9 @@ class RunTracking(Tracking):
             import wandb
 
             wandb.teardown()  # its background process, too
+
+    def __del__(self) -> None:
+        """Nothing. SkyRL's ends the tracker here; while the interpreter is going down that never returns."""
 
     def _samples_due(self, step: int) -> bool:
         """Whether this step's table is still to be logged; a step may be logged in two parts."""

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import os
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from recipes.report.trajectories import rollout_text
 from recipes.swe.tracking import RunTracking
 from tests.launch.fake_run import make_rollout
 
+ROOT = Path(__file__).resolve().parents[2]
 BLOCK = 32 * 1024
 SETTINGS = {
     "recipe_name": "toy",
@@ -110,3 +114,29 @@ def test_an_offline_run_holds_metrics_samples_and_the_artifact(
     frame = pl.read_parquet(tmp_path / "rollouts.parquet")
     assert frame["step"].to_list() == [1, 1, 2, 2, 3, 3, 4, 4]
     assert [line.step for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+LEFT_OPEN = """
+import sys
+from pathlib import Path
+from skyrl.train.config import SkyRLTrainConfig
+from recipes.report.recorder import RolloutRecorder
+from recipes.swe.tracking import RunTracking
+folder = Path(sys.argv[1])
+tracking = RunTracking(
+    run_dir=folder, total_steps=1, recorder=RolloutRecorder(folder), project_name="toy",
+    experiment_name="toy", backend="wandb", config=SkyRLTrainConfig(), tags=[],
+)
+tracking.log({"a": 1.0}, step=1, commit=True)
+raise KeyboardInterrupt
+"""
+
+
+@pytest.mark.slow
+def test_a_tracker_that_was_not_ended_does_not_hold_the_process(tmp_path: Path):
+    environment = tracker_environment(SETTINGS | {"paths": {"run_dir": str(tmp_path)}})
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_OPEN, str(tmp_path)],
+        env={**os.environ, **environment}, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert "KeyboardInterrupt" in done.stderr and done.returncode != 0
