@@ -53,6 +53,7 @@ CHECKS: tuple[Check, ...] = (
     conformance_files.layers_are_shared_unchanged,
     conformance_walls.limits_hold,
     conformance_walls.isolation_basics,
+    conformance_walls.first_process_is_hidden,
     conformance_walls.loopback_works,
     conformance_walls.close_is_idempotent,
 )

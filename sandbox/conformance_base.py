@@ -13,10 +13,11 @@ from typing import Literal
 
 from sandbox.types import Backend, ExecResult, Sandbox, SandboxSpec, Session
 
-Need = Literal["root", "limits", "network", "processes"]
+Need = Literal["root", "limits", "network", "processes", "ids"]
 """What a check takes for granted beyond the protocols. `root`: a file tree of the sandbox's own, the layers
 below it, everything writable. `limits`: totals per sandbox of memory, processes and disk. `network`: its own
-loopback and no way out. `processes`: it sees only its own processes, and all it started can be found."""
+loopback and no way out. `processes`: it sees only its own processes, and all it started can be found. `ids`:
+root inside is not root outside."""
 
 PLENTY_S = 20.0
 """Seconds that nothing here comes near to."""

@@ -26,23 +26,29 @@ from sandbox.conformance_base import Need
 from sandbox.container_engine import LABEL, Engine, EngineName
 from sandbox.container_image import Images
 from sandbox.container_sandbox import ContainerSandbox
+from sandbox.container_start import (
+    command,
+    copy_interpreter,
+    forget_times,
+    host_binds,
+    is_ours,
+    listen,
+    python_inside,
+)
 from sandbox.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxUnavailableError
 from sandbox.mini import default_state_dir
-from sandbox.proxy import PORT, uses_proxy
-from sandbox.stage import host_directories, make_skeleton
+from sandbox.stage import make_skeleton
 from sandbox.types import BindMount, SandboxSpec
 
 _START_TIMEOUT_S = 120.0
 _COPY_TIMEOUT_S = 600.0
-_COMMAND = "import sys; sys.path.insert(0, sys.argv.pop(1)); from sandbox.container_init import main; main()"
 
 LACKS: Mapping[Need, str] = {
     "limits": "the engine sets no size on what a container writes: one over disk_bytes is noticed a moment "
     "later and ended, where MiniSandbox refuses the write (memory and processes are limited by cgroups)",
 }
-DOCKER_LOSS = (
-    "root inside is root outside, without capabilities, unless the daemon runs with userns-remap: it may "
-    "list the descriptors of the sandbox's first process"
+UNSHIFTED = (
+    "root inside is root outside, without capabilities: run the daemon with userns-remap, or podman as root"
 )
 
 
@@ -62,6 +68,7 @@ class ContainerBackend:
         self._removing: set[asyncio.Task[None]] = set()
         self._leases = Leases()
         self._version = ""
+        self._shifted = False
 
     @property
     def name(self) -> str:
@@ -76,18 +83,18 @@ class ContainerBackend:
     @property
     def facts(self) -> Mapping[str, Any]:
         """Engine and version, and what is lost beside MiniSandbox."""
-        losses = (*LACKS.values(), *((DOCKER_LOSS,) if self.name == "docker" else ()))
-        return {"mode": self.name, "version": self._version, "losses": losses}
+        return {"mode": self.name, "version": self._version, "losses": tuple(self.lacks.values())}
 
     @property
     def lacks(self) -> Mapping[Need, str]:
         """What conformance checks cannot be asked of it, and why."""
-        return LACKS
+        return LACKS if self._shifted else {**LACKS, "ids": UNSHIFTED}
 
     async def __aenter__(self) -> Self:
         """Raises SandboxUnavailableError. Removes containers whose owner no longer runs."""
         process.raise_file_limit()
         self._version = await self._engine.check()
+        self._shifted = await self._engine.shifts_ids()
         self._state_root.mkdir(mode=0o711, parents=True, exist_ok=True)
         if self._state_root.stat().st_uid != os.geteuid():
             raise SandboxUnavailableError(
@@ -97,6 +104,7 @@ class ContainerBackend:
         self._directory = Path(tempfile.mkdtemp(prefix=prefix, dir=self._state_root))
         self._directory.chmod(0o711)
         (self._directory / "owner.json").write_text('{"helper": "", "cgroups": []}', encoding="utf-8")
+        await asyncio.to_thread(copy_interpreter, self._directory / "python")
         for name in await self._engine.sandboxes():
             if not process.is_alive("-".join(name.split("-")[1:4])):
                 await self._engine.remove(name)
@@ -117,7 +125,7 @@ class ContainerBackend:
         leases = self._leases.take(spec.layers)
         try:
             image = await self._images_for(spec).of(spec.layers)
-            opened = await self._start(spec, image, _host_binds())
+            opened = await self._start(spec, image, host_binds())
         except SandboxStartError:
             self._leases.release(leases)
             raise
@@ -139,14 +147,14 @@ class ContainerBackend:
 
     async def open_copy(self, spec: SandboxSpec, image: str, upper: Path) -> ContainerSandbox:
         """A sandbox like one of this backend, with a copy of what that has written."""
-        return await self._start(spec, image, _host_binds() if spec.layers or _is_ours(image) else (), upper)
+        return await self._start(spec, image, host_binds() if spec.layers or is_ours(image) else (), upper)
 
     def _images_for(self, spec: SandboxSpec) -> Images:
         network = spec.network != "none" or bool(spec.allowed_hosts)
         if network not in self._images:
             skeleton = self._own_directory() / f"skeleton{int(network)}"
             make_skeleton(str(skeleton), network=network)
-            _forget_times(skeleton)
+            forget_times(skeleton)
             self._images[network] = Images(self._engine, skeleton)
         return self._images[network]
 
@@ -170,10 +178,10 @@ class ContainerBackend:
             "--name", name, "--label", LABEL,
             "--network", "host" if spec.network == "host" else "none",
             *self._engine.isolation(), *self._limits(spec), *self._mounts(spec, link, binds),
-            *_command(image, spec),
+            *command(image, spec),
         ]  # fmt: skip
         try:
-            with _listen(link) as listener:
+            with listen(link) as listener:
                 return await self._connect(listener, name, image, spec, words, upper)
         except BaseException as error:
             if name not in self._open:
@@ -242,6 +250,7 @@ class ContainerBackend:
         words = self._engine.mount(link, f"{container_init.HOME}/link")
         words += self._engine.mount(package, f"{container_init.HOME}/package/sandbox")
         words += self._engine.mount(Path(sys.base_prefix), f"{container_init.HOME}/python")
+        words += self._engine.mount(self._own_directory() / "python", python_inside())
         for bind in (*binds, *spec.binds):
             words += self._engine.mount(bind.source, bind.target, writable=bind.writable)
         return words
@@ -261,49 +270,3 @@ class ContainerBackend:
             opened.mark_gone(f"the container could not be removed: {error}")
             return
         opened.mark_gone()
-
-
-def _is_ours(image: str) -> bool:
-    return image.startswith("localhost/minisandbox:")
-
-
-def _host_binds() -> tuple[BindMount, ...]:
-    return tuple(BindMount(Path(path), path) for path in ("/usr", *host_directories()))
-
-
-def _forget_times(directory: Path) -> None:
-    """So that every process makes the same image of it."""
-    for path in (*directory.rglob("*"), directory):
-        os.utime(path, (0, 0), follow_symlinks=False)
-
-
-def _listen(directory: Path) -> socket.socket:
-    """A socket in the directory; only the container sees it, and only its first connection is taken."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        # By descriptor: the length of a socket's path is limited, unix(7).
-        listener.bind(f"/proc/self/fd/{fd}/socket")
-        os.chmod(directory / "socket", 0o666)
-        listener.listen(1)
-        listener.setblocking(False)
-    except BaseException:
-        listener.close()
-        raise
-    finally:
-        os.close(fd)
-    return listener
-
-
-def _command(image: str, spec: SandboxSpec) -> list[str]:
-    """Entry point, image and arguments: the host's Python, which finds its own libraries by path."""
-    home, base = container_init.HOME, Path(sys.base_prefix)
-    libraries = [f"{home}/python/lib"]
-    # A Python of the system has its libraries in the directory of this architecture.
-    libraries += [f"{home}/python/{path.relative_to(base)}" for path in base.glob("lib/*-linux-gnu*")]
-    python = f"{home}/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-    port = PORT if uses_proxy(spec) else 0
-    return [
-        "--env", f"LD_LIBRARY_PATH={':'.join(libraries)}", "--workdir", "/", "--entrypoint", python, image,
-        "-I", "-S", "-c", _COMMAND, f"{home}/package", spec.workdir, str(spec.limits.open_files), str(port),
-    ]  # fmt: skip

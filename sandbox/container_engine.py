@@ -113,6 +113,12 @@ class Engine:
         words = ["ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.Names}}"]
         return (await self.call(words)).split()
 
+    async def shifts_ids(self) -> bool:
+        """Whether root inside is somebody else outside."""
+        if self.name == "podman" or os.geteuid() != 0:
+            return True
+        return "name=userns" in await self.call(["info", "--format", "{{json .SecurityOptions}}"])
+
     def isolation(self) -> list[str]:
         """Options that take from a container's root what MiniSandbox's has not either."""
         words = ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--hostname", "sandbox"]

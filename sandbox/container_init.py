@@ -1,8 +1,8 @@
 """The first process of a container: connects to its owner and then is `sandbox.init`'s loop.
 
 Started as the container's command by a Python of the host that is bound into it, with nothing but the
-standard library and this package. All isolation is the engine's; here only its own traces are removed and
-the limits set that the engine does not know.
+standard library and this package. Namespaces and limits are the engine's; here its own traces are removed,
+limits set that the engine does not know, and the system-call filter of MiniSandbox installed.
 """
 
 import os
@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 
-from sandbox import namespaces, syscalls, wire
+from sandbox import namespaces, seccomp, syscalls, wire
 from sandbox.init import Init
 
 HOME = "/.sandbox"
@@ -35,6 +35,8 @@ def main() -> None:
         for fd in handed:
             os.close(fd)
         namespaces.set_limits(open_files=open_files, pids=None, memory_bytes=None)
+        # On top of the engine's own filter, which differs from engine to engine.
+        seccomp.install(seccomp.build(syscalls.machine()))
     except OSError as error:
         wire.send(sock, {"fatal": str(error)})
         return
