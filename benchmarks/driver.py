@@ -6,7 +6,7 @@ SkyRL's real training loop and real rollout workers (benchmarks.loop) with rollo
 and 16,000 tokens each for the overhead, 10 turns and 1,500 tokens for the memory, where there are more steps.
 Overhead is the driver's processor time in a step in which rollouts and update take none; it is compared with
 a step of `--step-seconds`, by default the 300 that the slowest rollouts take. What SkyRL does itself (its
-tensors) is part of it and told apart. Memory is the driver's resident set after a tenth of the steps, and its growth
+tensors) is part of it and told apart. Memory is the resident set after a tenth of the steps, and its growth
 until the end. Exit status 1 when overhead is above 1 % or growth above 5 %.
 """
 

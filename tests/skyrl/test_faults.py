@@ -52,7 +52,7 @@ def train(
 @pytest.mark.parametrize("share", [0.05, 0.30])
 @pytest.mark.parametrize("fault", list(FAULTS))
 def test_each_fault_is_counted_and_the_run_completes(tmp_path: Path, fault: str, share: float) -> None:
-    steps = 3
+    steps = 2
     lines, fanout = train(tmp_path, {fault: share}, steps=steps)
     assert [line.step for line in lines] == list(range(1, steps + 1))
     expected = Counter(

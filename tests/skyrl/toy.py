@@ -4,6 +4,7 @@ The policy is really served and really sampled; only the tools and the tests are
 trainer, the server and the weight sync can be tested in minutes.
 """
 
+import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -41,6 +42,7 @@ class ToyRunner:
     fail_ids: tuple[str, ...]
     turns: int = TURNS
     keep_last: int | None = None
+    pause_s: float = 0.0
 
     async def run(self, request: RolloutRequest) -> Rollout:
         """Sample a few turns and score them."""
@@ -66,6 +68,7 @@ class ToyRunner:
                      "" if last else OBSERVATION)
             )  # fmt: skip
             history.add(sampled.token_ids, OBSERVATION)
+            await asyncio.sleep(self.pause_s)
         ids = [token for turn in turns for token in turn.response_ids]
         reward = sum(token % 2 == 0 for token in ids) / len(ids)
         return Rollout(
@@ -94,6 +97,7 @@ async def open_toy_runner(config: Mapping[str, Any], stack: AsyncExitStack) -> T
         tuple(agent.get("fail_ids", ())),
         turns=agent.get("toy_turns", TURNS),
         keep_last=agent.get("keep_last_observations"),
+        pause_s=agent.get("pause_s", 0.0),
     )
 
 
