@@ -3,7 +3,7 @@
 Tries every facility and runs the conformance suite of `sandbox.conformance` on real sandboxes. Exit
 status: 0 sandboxes work, 1 they open but a check failed, 3 this machine cannot open any. Changes nothing.
 With --recipe it answers another question, without opening anything: whether that run fits the memory of the
-given GPUs (0 yes, 2 wrong configuration, 3 no).
+given GPUs (0 yes, 2 wrong configuration, 3 no). With --io it measures how fast this node unpacks layers.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.exit_codes import FAILED, OK, UNUSABLE_MACHINE
+from launch.io_probe import report
 from sandbox import conformance
 from sandbox.errors import SandboxError
 from sandbox.fallback import report_of
@@ -38,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; the exit status."""
     parser = argparse.ArgumentParser(prog="python launch/doctor.py", description=__doc__)
     parser.add_argument("--layers", type=Path, metavar="DIR", help="where layers will lie (default: here)")
+    parser.add_argument(
+        "--io", action="store_true", help="measure unpacking there, and propose paths.cache_io"
+    )
     parser.add_argument("--no-checks", action="store_true", help="probe only, open no sandbox")
     parser.add_argument("--recipe", metavar="NAME", help="say whether this run fits in memory, and stop")
     parser.add_argument(
@@ -54,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.recipe is None:
         if options.overrides:
             parser.error(f"{options.overrides[0]}: overrides belong to --recipe")
+        if options.io:
+            return report(options.layers or Path.cwd(), Console())
         return _check_machine(options.layers, options.no_checks)
     from launch.doctor_recipe import check_recipe  # Hydra is not needed for the machine alone
 

@@ -140,10 +140,10 @@ def _image_command(form: PackedForm, program: str, content: Path, target: Path) 
     return [program, "--quiet", "-zlz4hc,12", "-x-1", "--all-root", *fixed, str(target), str(content)]
 
 
-def write_tar(content: Path, target: Path, *, workers: int = 0) -> None:
+def write_tar(content: Path, target: Path, *, workers: int = 0, level: int | None = None) -> None:
     """The tree as tar.zst. `workers`: threads, 0 for one a core; the bytes do not depend on it."""
     settings = zstandard.ZstdCompressionParameters.from_level(  # pyright: ignore[reportUnknownMemberType]
-        LEVEL, window_log=WINDOW_LOG, enable_ldm=True, write_checksum=True, job_size=JOB_BYTES,
+        level or LEVEL, window_log=WINDOW_LOG, enable_ldm=True, write_checksum=True, job_size=JOB_BYTES,
         threads=workers or len(os.sched_getaffinity(0)),
     )  # fmt: skip
     compressor = zstandard.ZstdCompressor(compression_params=settings)

@@ -59,7 +59,7 @@ async def answer(root: Path, store: Store | None = None) -> str:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("usable")
-@pytest.mark.parametrize("form", ["tar.zst", "squashfs"])
+@pytest.mark.parametrize("form", ["tar.zst", "erofs"])
 async def test_cache_and_store_move_with_interpreter_and_all(tmp_path: Path, form: PackedForm) -> None:
     build(tmp_path / "first")
     before = await answer(tmp_path / "first")
