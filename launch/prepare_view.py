@@ -72,4 +72,4 @@ class View:
         if (bad or not self._console.is_terminal) and not (event.known and event.status in _GOOD):
             reason = f": {event.reason}" if event.reason and bad else ""
             line = f"[prepare] {event.name}: {event.status}{reason}".replace("\n", " ")
-            self._bars.console.print(line[:500], markup=False, highlight=False)
+            self._bars.console.print(line[:500], markup=False, highlight=False, soft_wrap=True)

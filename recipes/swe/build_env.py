@@ -40,6 +40,7 @@ from sandbox.types import GIB, Backend, BindMount, Sandbox, SandboxSpec
 
 VENV_LIMIT_BYTES = 8 * GIB
 WHEELS_INSIDE = "/opt/wheels"
+_INDEX_INSIDE = "/opt/index"
 _NO_PREFIX = Path("/usr")
 """For `python_env`: an interpreter that finds its library itself, as those in layers do."""
 
@@ -74,6 +75,8 @@ class EnvBuilder:
         self.backend = backend
         self.fetcher = Fetcher(settings.index_url, settings.cache_dir / "downloads")
         self._wheels = WheelFolder(settings.cache_dir, self.fetcher)
+        in_folder = settings.index_url.startswith("file:")
+        self._index = f"file://{_INDEX_INSIDE}" if in_folder else settings.index_url
         self._given = tuple(pythons)
         self._found: list[Interpreter] | None = None
         self._building: dict[str, asyncio.Task[str]] = {}
@@ -167,7 +170,7 @@ class EnvBuilder:
         if not lines and not wanted_lines(spec):
             return []
         async with await self._open(python, None, online=True) as sandbox:
-            index, timeout_s = self.settings.index_url, self.settings.timeout_s
+            index, timeout_s = self._index, self.settings.timeout_s
             answer = await resolve(sandbox, spec, lines, interpreter, index, timeout_s)
         return await lock(self._wheels, digest, answer, interpreter)
 
@@ -190,7 +193,7 @@ class EnvBuilder:
                 wheel = await self._wheel(file, interpreter, python)
                 await asyncio.to_thread(shutil.copyfile, wheel, Path(folder) / wheel.name)
             bind = BindMount(Path(folder), WHEELS_INSIDE)
-            script = VenvScript(interpreter, spec, self.settings.index_url)
+            script = VenvScript(interpreter, spec, self._index)
             async with await self._open(
                 python, repo if with_repo else None, online=with_repo, binds=(bind,)
             ) as sandbox:
@@ -242,7 +245,7 @@ class EnvBuilder:
             Path(folder).chmod(0o755)
             await asyncio.to_thread(shutil.copyfile, sdist, Path(folder) / file.file)
             bind = BindMount(Path(folder), "/opt/sdist")
-            script = VenvScript(interpreter, None, self.settings.index_url)
+            script = VenvScript(interpreter, None, self._index)
             async with await self._open(python, None, online=True, binds=(bind,)) as sandbox:
                 what = f"building {file.file}"
                 build = script.build_wheel(f"/opt/sdist/{file.file}")
@@ -266,7 +269,7 @@ class EnvBuilder:
             hosts = await asyncio.to_thread(self.fetcher.hosts)
             if self.settings.index_url.startswith("file:"):
                 folder = Path(self.settings.index_url.removeprefix("file://"))
-                binds = (*binds, BindMount(folder, str(folder)))
+                binds = (*binds, BindMount(folder, _INDEX_INSIDE))
         return await self.backend.open(
             SandboxSpec(
                 layers=layers,

@@ -24,11 +24,16 @@ from sandbox.cache_publish import write_atomically
 
 ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 TIMEOUT_S = 30.0
+_OTHER_INDEX = "Check the network, or name a reachable package index: PIP_INDEX_URL=https://…/simple"
 MAX_BYTES = 512 << 20
 
 
 class FetchError(Exception):
     """A file could not be had; the message says from where, why and what to change."""
+
+
+class NotListedError(FetchError):
+    """The index answers, but has no such page or file."""
 
 
 def default_index() -> str:
@@ -118,9 +123,15 @@ class Fetcher:
         write_atomically(target, data)
         return digest
 
-    def hosts(self, project: str = "pip") -> tuple[str, ...]:
-        """Hosts that a client of this index talks to: its own and those that its files lie on."""
-        urls = [self._index, *self._addresses(project).values()]
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts that a client of this index talks to: its own and those that its files lie on, as far as the
+        pages tell that were read here."""
+        if not self._pages and not self._index.startswith("file:"):
+            try:
+                self._addresses("pip")
+            except NotListedError:
+                pass  # a small index of somebody's own
+        urls = [self._index, *(url for page in self._pages.values() for url in page.values())]
         return tuple(sorted({netloc for url in urls if (netloc := _host(url))}))
 
     def _page(self, project: str) -> str:
@@ -163,10 +174,10 @@ class Fetcher:
                 with attempt:
                     return self._get_once(url)
         except (OSError, ValueError) as error:  # URLError, timeouts, resets and bad addresses
-            raise FetchError(
-                f"{_shown(url)} cannot be read: {error}. Check the network, or name a reachable package "
-                f"index: PIP_INDEX_URL=https://…/simple"
-            ) from error
+            missing = isinstance(error, urllib.error.HTTPError) and error.code == 404
+            if missing or isinstance(getattr(error, "reason", None), FileNotFoundError):
+                raise NotListedError(f"{_shown(url)} is not there: {error}. {_OTHER_INDEX}") from error
+            raise FetchError(f"{_shown(url)} cannot be read: {error}. {_OTHER_INDEX}") from error
         raise AssertionError("unreachable: the loop returns or raises")
 
     def _get_once(self, url: str) -> tuple[bytes, str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gzip
 import hashlib
 import io
 import os
@@ -138,7 +139,7 @@ def wheel_of(name: str) -> tuple[str, str, bytes]:
 def tiny_sdist() -> bytes:
     """tiny-1.0.tar.gz, with packaging debris in it."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         for path, text in (
             ("tiny.py", MODULE),
             ("test_tiny.py", TESTS),
@@ -152,7 +153,7 @@ def tiny_sdist() -> bytes:
             info = tarfile.TarInfo(f"tiny-1.0/{path}")
             info.size, info.uid, info.mode = len(text.encode()), 4711, 0o600
             archive.addfile(info, io.BytesIO(text.encode()))
-    return buffer.getvalue()
+    return gzip.compress(buffer.getvalue(), mtime=0)
 
 
 def bug(repo: str, name: str, line: int, new: list[str], **other: object) -> dict[str, object]:

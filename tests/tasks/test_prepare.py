@@ -148,7 +148,8 @@ def test_second_run_opens_no_sandbox_and_fetches_nothing(
 
 
 def test_interrupted_run_leaves_nothing_half_done_and_goes_on(workshop: Workshop, tmp_path: Path) -> None:
-    argv = [sys.executable, str(ROOT / "launch" / "prepare.py"), *workshop.overrides(workshop.seeded(tmp_path))]
+    overrides = workshop.overrides(workshop.seeded(tmp_path))
+    argv = [sys.executable, str(ROOT / "launch" / "prepare.py"), *overrides]
     env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120

@@ -1,0 +1,375 @@
+"""Any data set through prepare: every row gets its status, kills cost nothing, and nothing is done twice."""
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch import prepare as command
+from recipes.swe.build_env import EnvBuilder
+from recipes.swe.prepare_store import StatusStore
+from recipes.swe.tasks import load_rows, load_tasks
+from recipes.swe.tasks_patch import make_patch, reverse_patch
+from sandbox.cache import EnvCache, layer_dir
+from sandbox.mini import MiniBackend
+from tests.tasks.conftest import MODULE, Workshop, tiny_sdist
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ".".join(map(str, sys.version_info[:3]))
+BUG = make_patch("tiny.py", MODULE, MODULE.replace("if value > high", "if value > low"))
+HANG = make_patch("tiny.py", MODULE, MODULE.replace("return value * 2", "while True: pass"))
+CHANCE = make_patch("tiny.py", MODULE, MODULE.replace("return value * 2", "return value * 2 or 1"))
+FAILING = ["test_tiny.py::test_clamp[in the middle]"]
+PASSING = ["test_tiny.py::test_double", "test_tiny.py::test_independent"]
+
+
+def build(**more: Any) -> dict[str, Any]:
+    """How the tiny project is built."""
+    digest = hashlib.sha256(tiny_sdist()).hexdigest()
+    source = {"kind": "sdist", "location": "tiny==1.0", "revision": digest}
+    return {"source": source, "python": PYTHON, "packages": ["pytest"], "python_path": ["/testbed"], **more}
+
+
+def row(name: str, **more: Any) -> dict[str, Any]:
+    """A task of it, valid unless told otherwise."""
+    return {
+        "instance_id": name,
+        "repo": "someone/tiny",
+        "problem_statement": "clamp is wrong",
+        "bug_patch": BUG,
+        "patch": reverse_patch(more.get("bug_patch", BUG)),
+        "FAIL_TO_PASS": FAILING,
+        "PASS_TO_PASS": PASSING,
+        "env_key": "tiny",
+        "timeout_s": 30.0,
+        "build": build(),
+        **more,
+    }
+
+
+def without(name: str, field: str) -> dict[str, Any]:
+    """A row that lacks a field."""
+    return {key: value for key, value in row(name).items() if key != field}
+
+
+ROWS: list[dict[str, Any] | str] = [
+    row("good"),
+    row("good with spaces ünd 中文"),
+    row("good/with/slashes"),
+    row("wrong-gold", patch=make_patch("tiny.py", MODULE, MODULE.replace("return low", "return 0"))),
+    row("never-failed", FAIL_TO_PASS=["test_tiny.py::test_double"], PASS_TO_PASS=[]),
+    row("hang", bug_patch=HANG, FAIL_TO_PASS=["test_tiny.py::test_double"], PASS_TO_PASS=[], timeout_s=4.0),
+    row(
+        "chance",
+        bug_patch=CHANCE,
+        FAIL_TO_PASS=["test_tiny.py::test_double"],
+        PASS_TO_PASS=[f"test_tiny.py::test_chance[{n}]" for n in range(2)],
+    ),
+    row("no-package", env_key="other", build=build(packages=["pytest", "no-such-package"])),
+    row("no-python", env_key="third", build=build(python="3.99")),
+    row("bad-command", env_key="fourth", build=build(python="3.99", install=["exit 3"])),
+    row("stale-bug", bug_patch=BUG.replace("return low", "return lower")),
+    without("no-tests", "FAIL_TO_PASS"),
+    row("good"),
+    row("no-statement", problem_statement="  \n"),
+    '{"instance_id": "cut off',
+]
+
+
+def write_rows(folder: Path, rows: Iterable[dict[str, Any] | str]) -> Path:
+    """A JSONL file."""
+    lines = (line if isinstance(line, str) else json.dumps(line, ensure_ascii=False) for line in rows)
+    path = folder / "rows.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def arguments(workshop: Workshop, cache: Path, rows: Path, *more: str) -> list[str]:
+    """Command line."""
+    return [
+        f"paths.cache_dir={cache}",
+        f"source.path={rows}",
+        f"tasks_file={cache}/tasks/tiny.jsonl",
+        f"index_url={workshop.index_url}",
+        "data.name=tiny",
+        "check.stress_processes=1",
+        *more,
+    ]
+
+
+def statuses(cache: Path) -> dict[str, str]:
+    """By id."""
+    return {one.instance_id: one.status for one in StatusStore(cache, "tiny").all()}
+
+
+@pytest.fixture(scope="module")
+def prepared(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A cache after one run over all rows, and the rows."""
+    cache = workshop.seeded(tmp_path_factory.mktemp("pipeline"))
+    rows = write_rows(tmp_path_factory.mktemp("rows"), ROWS)
+    assert command.main(arguments(workshop, cache, rows)) == 0
+    return cache, rows
+
+
+def test_every_row_has_its_status_and_its_log(prepared: tuple[Path, Path]) -> None:
+    cache, _ = prepared
+    found = {one.instance_id: one for one in StatusStore(cache, "tiny").all()}
+    assert {name: one.status for name, one in found.items()} == {
+        "good": "passed",
+        "good with spaces ünd 中文": "passed",
+        "good/with/slashes": "passed",
+        "wrong-gold": "failed",
+        "never-failed": "failed",
+        "hang": "timeout",
+        "chance": "flaky",
+        "no-package": "build_error",
+        "no-python": "build_error",
+        "bad-command": "build_error",
+        "stale-bug": "build_error",
+        "no-tests": "bad_row",
+        "good (row 12)": "bad_row",
+        "no-statement": "bad_row",
+        "row 14": "bad_row",
+    }
+    says = {
+        "never-failed": "pass without the fix",
+        "no-package": "no-such-package",
+        "no-python": "Python 3.99 is not installed",
+        "stale-bug": "the start patch does not apply",
+        "no-tests": "FAIL_TO_PASS",
+        "no-statement": "problem_statement",
+        "row 14": "not JSON",
+    }
+    for name, words in says.items():
+        assert words in found[name].reason, name
+    logs = StatusStore(cache, "tiny")
+    assert all(logs.log_path(name).is_file() for name in found)
+    assert "with the gold patch" in logs.log_path("good").read_text()
+
+
+def test_what_passed_is_ready_for_training(prepared: tuple[Path, Path]) -> None:
+    cache, _ = prepared
+    file = cache / "tasks" / "tiny.jsonl"
+    rows = load_rows(file)
+    assert [one.instance_id for one in rows] == ["good", "good with spaces ünd 中文", "good/with/slashes"]
+    environments = EnvCache(cache)
+    for task, one in zip(load_tasks(file), rows, strict=True):
+        env = environments.ensure(task.env)
+        assert env.digest == one.env_digest and len(env.layers) == 4 and not env.binds
+    report = json.loads((cache / "tasks" / "tiny.report.json").read_text())
+    assert report["counts"]["passed"] == 3 and report["repositories"]["someone/tiny"]["flaky"] == 1
+
+
+async def test_the_agent_starts_from_one_commit_of_the_bug(prepared: tuple[Path, Path]) -> None:
+    cache, _ = prepared
+    (task, *_) = load_tasks(cache / "tasks" / "tiny.jsonl")
+    env = EnvCache(cache).ensure(task.env)
+    script = (
+        "git status --porcelain --ignored; git rev-list --all --count; git remote; git count-objects;"
+        "git cat-file --batch-all-objects --batch --buffer | grep -c 'value > high';"
+        "grep -c 'value > low' tiny.py"
+    )
+    async with MiniBackend() as backend, await backend.open(env.spec(command_limits())) as sandbox:
+        done = await sandbox.exec(["bash", "-c", script], timeout_s=30)
+    assert done.text.split("\n")[:4] == ["1", "0 objects, 0 kilobytes", "0", "1"]
+
+
+def command_limits() -> Any:
+    from sandbox.types import Limits
+
+    return Limits()
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of sandboxes that were opened from here on."""
+    opened: list[str] = []
+    really = MiniBackend.open
+
+    async def count(self: MiniBackend, spec: Any) -> Any:
+        opened.append(str(spec.layers))
+        return await really(self, spec)
+
+    monkeypatch.setattr(MiniBackend, "open", count)
+    return opened
+
+
+def test_a_second_run_only_tries_again_what_may_end_otherwise(
+    prepared: tuple[Path, Path], workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, rows = prepared
+    file = cache / "tasks" / "tiny.jsonl"
+    before = file.stat().st_mtime_ns
+    opened = forbid(monkeypatch)
+    assert command.main(arguments(workshop, cache, rows, "filter='good*'")) == 0
+    assert not opened and file.stat().st_mtime_ns == before
+    assert len(load_rows(file)) == 3
+    assert command.main(arguments(workshop, cache, rows, "filter='good*'", "retry=['good with*']")) == 0
+    assert opened
+    opened.clear()
+    assert (
+        command.main(arguments(workshop, cache, rows, "filter='re:^(good|wrong-gold)$'", "retry=[failed]"))
+        == 0
+    )
+    assert opened and len(load_rows(file)) == 3
+
+
+def test_report_and_export_build_nothing(
+    prepared: tuple[Path, Path],
+    workshop: Workshop,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    cache, rows = prepared
+    opened = forbid(monkeypatch)
+    assert command.main(arguments(workshop, cache, rows, "action=report")) == 0
+    shown = capfd.readouterr().err
+    assert "someone/tiny" in shown and "flaky" in shown and "bad_row" in shown
+    other = cache / "other.jsonl"
+    assert command.main([*arguments(workshop, cache, rows, "action=export"), f"tasks_file={other}"]) == 0
+    assert not opened and other.read_bytes() == (cache / "tasks" / "tiny.jsonl").read_bytes()
+
+
+def content(cache: Path) -> dict[str, bytes | str]:
+    """All that a run leaves for training, by path."""
+    found: dict[str, bytes | str] = {}
+    for folder in ("layers", "envs", "tasks"):
+        for path in sorted((cache / folder).rglob("*")):
+            name = str(path.relative_to(cache))
+            if path.is_symlink():
+                found[name] = str(path.readlink())
+            elif path.is_file() and not name.endswith(".report.json"):
+                found[name] = path.read_bytes()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "moment", ["layers/repo-*", "layers/venv-*", "layers/task-*", "prepare/tiny/status/*"]
+)
+def test_a_killed_run_goes_on_to_the_same_bytes(
+    prepared: tuple[Path, Path], workshop: Workshop, tmp_path: Path, moment: str
+) -> None:
+    cache = workshop.seeded(tmp_path / "cache")
+    rows = write_rows(tmp_path, ROWS[:4])
+    argv = [sys.executable, str(ROOT / "launch" / "prepare.py"), *arguments(workshop, cache, rows)]
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: bool(list(cache.glob(moment))), process)
+    process.send_signal(signal.SIGKILL)
+    process.wait(60)
+    done = {path: path.stat().st_mtime_ns for path in cache.glob("layers/*/layer.json")}
+    assert command.main(arguments(workshop, cache, rows)) == 0
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in done.items())  # nothing was built again
+    assert not list(cache.glob("layers/.tmp-venv*"))
+    whole = workshop.seeded(tmp_path / "whole")
+    assert command.main(arguments(workshop, whole, rows)) == 0
+    first, second = content(cache), content(whole)
+    assert {name for name in first if not name.startswith("layers/.tmp")} == set(second)
+    assert all(first[name] == second[name] for name in second)
+
+
+def until(there: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
+    """Waits while the process runs."""
+    deadline = time.monotonic() + 300
+    while not there() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def test_a_damaged_layer_is_built_again(workshop: Workshop, tmp_path: Path) -> None:
+    cache = workshop.seeded(tmp_path / "cache")
+    rows = write_rows(tmp_path, [row("good")])
+    quick = ("check.repeats=1", "check.stress_repeats=0")
+    assert command.main(arguments(workshop, cache, rows, *quick)) == 0
+    (venv,) = (path.name for path in (cache / "layers").glob("venv-*"))
+    shutil.rmtree(layer_dir(cache, venv) / "root")
+    (layer_dir(cache, venv) / "layer.json").unlink()
+    assert command.main(arguments(workshop, cache, rows, *quick)) == 0
+    assert (layer_dir(cache, venv) / "layer.json").is_file() and statuses(cache) == {"good": "passed"}
+
+
+def test_dead_index_is_told_and_tried_again(workshop: Workshop, tmp_path: Path) -> None:
+    cache = workshop.seeded(tmp_path / "cache")
+    rows = write_rows(tmp_path, [row("good")])
+    quick = ("check.repeats=1", "check.stress_repeats=0")
+    dead = [*arguments(workshop, cache, rows, *quick), "index_url=http://127.0.0.2:9/simple"]
+    assert command.main(dead) == 1
+    (outcome,) = StatusStore(cache, "tiny").all()
+    assert outcome.status == "build_error" and "PIP_INDEX_URL" in outcome.reason and not outcome.lasting
+    assert command.main(arguments(workshop, cache, rows, *quick)) == 0
+    assert statuses(cache) == {"good": "passed"}
+
+
+def test_a_full_disk_costs_its_rows_only(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small file system holds the layers; the statuses lie elsewhere."""
+    cache = workshop.seeded(tmp_path / "cache")
+    rows = write_rows(tmp_path, [row("good"), row("no-python", env_key="x", build=build(python="3.99"))])
+    really = EnvBuilder.build
+
+    async def full(self: EnvBuilder, *arguments: Any) -> Any:
+        if arguments[0].python == "3.99":
+            return await really(self, *arguments)
+        raise OSError(28, "No space left on device", str(cache / "layers"))
+
+    monkeypatch.setattr(EnvBuilder, "build", full)
+    assert command.main(arguments(workshop, cache, rows)) == 1
+    found = {one.instance_id: one for one in StatusStore(cache, "tiny").all()}
+    assert "No space left" in found["good"].reason and not found["good"].lasting
+    assert "not installed" in found["no-python"].reason and found["no-python"].lasting
+
+
+def test_an_unusable_data_set_is_a_fault_of_the_configuration(
+    workshop: Workshop, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for path, words in (
+        (tmp_path / "none.jsonl", "no"),
+        (write_rows(tmp_path, ["{"]), "no row that can be read"),
+    ):
+        assert command.main(arguments(workshop, tmp_path / "cache", path)) == 2
+        assert words in capfd.readouterr().err
+    assert (
+        command.main(arguments(workshop, tmp_path / "c", write_rows(tmp_path, ROWS[:1]), "filter='re:('"))
+        == 2
+    )
+    assert "no regular expression" in capfd.readouterr().err
+
+
+def test_stress_ends_with_its_owner() -> None:
+    script = (
+        "import asyncio, os\nfrom recipes.swe.prepare_stress import cpu_stress\n"
+        "async def main():\n    async with cpu_stress(2):\n"
+        "        print('busy', flush=True); await asyncio.sleep(60)\n"
+        "asyncio.run(main())"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT)
+    assert owner.stdout is not None and owner.stdout.readline() == b"busy\n"
+    children = Path(f"/proc/{owner.pid}/task/{owner.pid}/children").read_text().split()
+    owner.kill()
+    owner.wait(30)
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{child}/cmdline").exists() for child in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(children) == 2 and not any(Path(f"/proc/{child}/cmdline").exists() for child in children)
+
+
+def test_stress_is_over_after_the_block() -> None:
+    async def children() -> tuple[int, int]:
+        from recipes.swe.prepare_stress import cpu_stress
+
+        mine = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+        before = set(mine.read_text().split())
+        async with cpu_stress(3):
+            inside = set(mine.read_text().split()) - before
+        return len(inside), len(set(mine.read_text().split()) - before)
+
+    assert asyncio.run(children()) == (3, 0)
