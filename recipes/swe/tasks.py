@@ -4,7 +4,7 @@
 sandbox; whether a task's environment exists is asked of the cache when a rollout needs it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from recipes.swe.dataset_types import SourceTask
@@ -87,13 +87,7 @@ def tests_of(row: TaskRow, *, timeout_s: float = 300.0) -> TestSpec:
     )
 
 
-def from_source(
-    task: SourceTask,
-    *,
-    test_command: Sequence[str],
-    env_digest: str = "",
-    stats: Mapping[str, float] | None = None,
-) -> TaskRow:
+def from_source(task: SourceTask, *, test_command: Sequence[str], env_digest: str = "") -> TaskRow:
     """The row of a task whose environment is built. `test_command`: that of its build in words, with the
     plugins that the environment holds."""
     key = safe_key(task.instance_id)
@@ -114,7 +108,6 @@ def from_source(
         timeout_s=task.timeout_s,
         env_key="" if key == task.instance_id else key,
         env_digest=env_digest,
-        stats=dict(stats or {}),
     )
 
 

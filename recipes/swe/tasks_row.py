@@ -5,7 +5,7 @@ Files of SWE-smith itself are read as they are; what they do not say has the val
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, cast, get_args
 
 from rewards.types import RunnerName
@@ -61,26 +61,19 @@ class TaskRow:
     """Key of the environment in the cache; empty: the instance id."""
     env_digest: str = ""
     """Of the layers that the task was validated with."""
-    stats: Mapping[str, float] = field(default_factory=dict[str, float])
-    """What was measured about it, for filters and curricula: solve rates, times, …"""
 
     def to_json(self) -> str:
         """One line of a task file: SWE-smith's columns, and ours that say something."""
         data: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name in _BASE or value != _default(item):
+            if item.default is MISSING or value != item.default:
                 data[_COLUMNS.get(item.name, item.name)] = list(value) if isinstance(value, tuple) else value
         return json.dumps({name: data[name] for name in (*FIELDS, *data)}, ensure_ascii=False)
 
 
 _COLUMNS = {"fail_to_pass": "FAIL_TO_PASS", "pass_to_pass": "PASS_TO_PASS", "gold": "gold_patch"}
 """Names of columns that are not those of the fields."""
-_BASE = frozenset(item.name for item in fields(TaskRow) if item.default is MISSING and item.name != "stats")
-
-
-def _default(item: Field[Any]) -> Any:
-    return item.default if item.default_factory is MISSING else item.default_factory()
 
 
 def parse_row(line: str) -> TaskRow:
@@ -132,16 +125,10 @@ def _own_columns(data: Mapping[str, Any]) -> dict[str, Any]:
         ):
             raise ValueError(f"{name} is no positive number")
         limits[name] = None if value is None else float(value)
-    stats: Any = data.get("stats") or {}
-    if not isinstance(stats, dict) or not all(
-        isinstance(value, int | float) for value in cast(dict[str, Any], stats).values()
-    ):
-        raise ValueError("stats is no mapping of numbers")
     return {
         "test_command": _test_ids(data, "test_command", unique=False) or TEST_COMMAND,
         "runner": runner,
         "targets": _test_ids(data, "targets"),
-        "stats": stats,
         **{name: _optional(data, name, "") for name in ("log_format", "test_patch", "env_key", "env_digest")},
         **limits,
     }
