@@ -22,9 +22,11 @@ RAY_MODULES = {
 recipes/cpu starts Ray where there is no GPU."""
 SKYRL_MODULES = {
     "recipes/swe/advantages.py",
+    "recipes/swe/dynamic_sampling.py",
     "recipes/swe/experiment.py",
     "recipes/swe/generator.py",
     "recipes/swe/output.py",
+    "recipes/swe/tracking.py",
     "recipes/swe/trainers.py",
 }
 """Those that plug into SkyRL; beside them recipes/cpu, which is SkyRL on a machine with no GPU."""
