@@ -26,6 +26,7 @@ from recipes.swe.console import log_to_file
 from recipes.swe.dataset import TaskDataset
 from recipes.swe.fanout import Fanout
 from recipes.swe.generator import SweGenerator
+from recipes.swe.gpu_trainers import GpuAsyncTrainer, GpuSyncTrainer
 from recipes.swe.task_loader import TaskLoader
 from recipes.swe.task_sets import load_task_sets, task_order
 from recipes.swe.tracking import DropRepeatedSteps, RunTracking
@@ -36,8 +37,8 @@ from recipes.swe.worker import RUNNER_FACTORY
 class SweExp(BasePPOExp):
     """One training run. `settings` is the whole resolved configuration."""
 
-    sync_trainer: type[SyncTrainer] = SyncTrainer
-    async_trainer: type[AsyncTrainer] = AsyncTrainer
+    sync_trainer: type[SyncTrainer] = GpuSyncTrainer
+    async_trainer: type[AsyncTrainer] = GpuAsyncTrainer
     logprob_tolerance: float | None = None
     reconnect_s: float = 30.0
     """How long rollouts try to reach a server that refuses connections."""
