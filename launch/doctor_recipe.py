@@ -97,7 +97,6 @@ def _say_concurrency(config: Mapping[str, Any], sequences: float) -> None:
 def advice(shape: ModelShape, layout: Layout, *, gpu_gib: float, host_gib: float | None = None) -> list[str]:
     """Single changes that would make it fit, as overrides."""
     ways = {
-        "skyrl.trainer.policy.fsdp_config.cpu_offload=true (slower; more host memory)": {"cpu_offload": True},
         "trainer=grpo_fsdp_lora (adapters instead of all weights)": {"lora_rank": layout.lora_rank or 32},
         f"trainer.sequence_parallel={2 * layout.sequence_parallel}": {
             "sequence_parallel": 2 * layout.sequence_parallel
