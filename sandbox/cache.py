@@ -89,7 +89,15 @@ class EnvCache:
 
     def ensure(self, spec: EnvSpec) -> CachedEnv:
         """The environment, ready to open; a hit takes well below a millisecond, a fetch blocks for as long as
-        it lasts. Raises CacheError, naming what is missing and the remedy."""
+        it lasts. Raises CacheError, naming what is missing or other than asked for, and the remedy."""
+        env = self._find(spec)
+        if spec.digest and env.digest != spec.digest:
+            raise CacheError(
+                f"environment {spec.key} is another than its task was validated with; {PREPARE_HINT}"
+            )
+        return env
+
+    def _find(self, spec: EnvSpec) -> CachedEnv:
         path = env_path(self._root, spec.key)
         stamp = self._stamp(path, spec.key)
         known = self._memo.get(spec.key)

@@ -256,6 +256,8 @@ class EnvSpec:
     key: str
     """Key in the cache. Tasks of one project share the venv and repo layers; the task's own layer
     (the bug and the one-commit .git) is found by this key, which is the instance id."""
+    digest: str = ""
+    """Of the layers, when only one state will do; empty: whatever is prepared under the key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def to_task(row: TaskRow, *, timeout_s: float = 300.0) -> TaskInstance:
         instance_id=row.instance_id,
         repo=row.repo,
         problem_statement=row.problem_statement,
-        env=EnvSpec(key=row.env_key or row.instance_id),
+        env=EnvSpec(row.env_key or row.instance_id, row.env_digest),
         tests=tests_of(row, timeout_s=timeout_s),
     )
 
@@ -124,7 +124,7 @@ def gold_patch(row: TaskRow) -> str:
 def gold_edits(row: TaskRow, cache: EnvCache) -> list[tuple[str, str, str]]:
     """The fix as (path, old_str, new_str) replacements, each old_str unique in its file when its turn
     comes. Reads the bugged files from the task's layer. Raises CacheError when it is not prepared."""
-    env = cache.ensure(EnvSpec(key=row.env_key or row.instance_id))
+    env = cache.ensure(EnvSpec(row.env_key or row.instance_id, row.env_digest))
     fix = gold_patch(row)
     edits: list[tuple[str, str, str]] = []
     for path in changed_paths(fix):

@@ -60,7 +60,7 @@ class TaskRow:
     env_key: str = ""
     """Key of the environment in the cache; empty: the instance id."""
     env_digest: str = ""
-    """Of the layers that the task was validated with."""
+    """Of the layers that the task was validated with; others are refused. Empty: not known."""
 
     def to_json(self) -> str:
         """One line of a task file: SWE-smith's columns, and ours that say something."""

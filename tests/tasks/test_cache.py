@@ -48,6 +48,16 @@ def test_environment_is_found(tmp_path: Path) -> None:
     assert (time.perf_counter() - started) / 100 < 0.003
 
 
+def test_an_environment_of_another_state_is_refused(tmp_path: Path) -> None:
+    publish_one(tmp_path, Path(sys.base_prefix))
+    cache = EnvCache(tmp_path)
+    env = cache.ensure(EnvSpec("one"))
+    assert cache.ensure(EnvSpec("one", env.digest)) == env
+    for _ in range(2):  # a known one too
+        with pytest.raises(CacheError, match=r"another than its task was validated with; run: python launch"):
+            cache.ensure(EnvSpec("one", "other"))
+
+
 def test_what_is_missing_is_named_with_the_remedy(tmp_path: Path) -> None:
     prefix = tmp_path / "python"
     cache = EnvCache(tmp_path)

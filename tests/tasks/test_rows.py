@@ -12,6 +12,7 @@ from recipes.swe.datasets_fields import safe_key
 from recipes.swe.tasks import TaskFileError, from_source, gold_patch, load_rows, load_tasks
 from recipes.swe.tasks_patch import reverse_patch
 from rewards.types import TestSpec
+from sandbox.types import EnvSpec
 
 ROW: dict[str, Any] = {
     "instance_id": "someone__tiny.00000000.func_pm_test__aaaaaaaa",
@@ -105,7 +106,7 @@ OWN: dict[str, Any] = {
 def test_own_columns_reach_the_grader(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", {**ROW, **OWN, "patch": ""}, {**ROW, "instance_id": "plain"})
     own, plain = load_tasks(path, timeout_s=7.0)
-    assert own.env.key == "key~0123456789abcdef"
+    assert own.env == EnvSpec("key~0123456789abcdef", "abc")
     assert own.tests == TestSpec(
         command=("env", "A=b c", "python", "bin/test", "-C"),
         fail_to_pass=tuple(ROW["FAIL_TO_PASS"]),
