@@ -71,7 +71,8 @@ class ContainerSandbox(MiniSandbox):
     def on_end(self) -> None:
         """See `FirstProcess.on_end`: without its first process the container has ended."""
         self._link.close()
-        self.mark_lost(self._link.problem or "the container's first process ended")
+        reason = "the sandbox was closed" if self._closing else "the container's first process ended"
+        self.mark_lost(self._end_reason or self._link.problem or reason)
         self.request_close()
 
     async def wait_ready(self) -> None:
