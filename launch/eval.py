@@ -1,8 +1,9 @@
 """Evaluates a policy: `python launch/eval.py policy=cpu_tiny agent=demo model=runs/cpu_demo-seed0`.
 
 Same agent, sandboxes and grader as in training. Writes runs/<run_name>/eval.json, eval.txt and every rollout,
-as a row of rollouts.parquet and as text. Exit status: 0 done, 1 failed, 2 the configuration is wrong, 3 no
-sandbox can be opened on this machine, 130 interrupted; what had ended by then is reported.
+as a row of rollouts.parquet and as text. Exit status: 0 done, 1 failed or nothing could be judged, 2 the
+configuration is wrong, 3 no sandbox can be opened on this machine, 130 interrupted; what had ended by then is
+reported.
 """
 
 import asyncio
@@ -108,8 +109,8 @@ def _run(config: dict[str, Any], tasks: list[TaskInstance]) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the clean-up is short and must not be cut
         end_run(run_id, (temp_dir,))
         write_owner(run_dir, run_id, state)
-    _report(config, run_dir, recorder)
-    return status
+    judged = _report(config, run_dir, recorder)
+    return status if judged or status != OK else FAILED
 
 
 def _evaluate(
@@ -138,13 +139,13 @@ def _progress(rollout: Rollout, done: int, whole: int) -> None:
     _say(f"{done:>{len(str(whole))}}/{whole}  {ended:<9}  {rollout.instance_id}")
 
 
-def _report(config: Mapping[str, Any], run_dir: Path, recorder: RolloutRecorder) -> None:
-    """Write and print what came out, and tell W&B."""
+def _report(config: Mapping[str, Any], run_dir: Path, recorder: RolloutRecorder) -> bool:
+    """Write and print what came out, and tell W&B. False when nothing could be judged."""
     merged = recorder.finish()
     rows = read_rows(run_dir)
     if merged is None or rows is None:
         _say("no rollout ended")
-        return
+        return False
     evaluation = evaluate_rows(rows, confidence=config["confidence"])
     about = {name: config[name] for name in ("model", "held_out_of", "temperature", "top_p", "seed")}
     record = {**about, "tasks_file": config["data"]["path"], **evaluation.as_json()}
@@ -155,6 +156,7 @@ def _report(config: Mapping[str, Any], run_dir: Path, recorder: RolloutRecorder)
     _say(f"folder {run_dir}")
     if config["logger"]["backend"] == "wandb":
         _log(config, evaluation, merged)
+    return evaluation.pass_at_1 is not None
 
 
 def _log(config: Mapping[str, Any], evaluation: Evaluation, merged: Path) -> None:
