@@ -13,8 +13,11 @@ BROKEN_PIPE = 141
 """What a shell reports of a program that SIGPIPE ended (128 + 13)."""
 
 
-def run_command(main: Callable[[], int]) -> NoReturn:
-    """Run a command and exit with its status."""
+def run_command(main: Callable[[], int], *, wait_for_threads: bool = True) -> NoReturn:
+    """Run a command and exit with its status.
+
+    Without `wait_for_threads` nothing runs after `main`: threads that libraries left behind cannot hold up the
+    end (a training that was interrupted while Ray started its workers once hung there for ever)."""
     try:
         try:
             status: int | str | None = main()
@@ -25,4 +28,9 @@ def run_command(main: Callable[[], int]) -> NoReturn:
         status = BROKEN_PIPE
         # What is still in the buffer is flushed once more at shutdown, and must go somewhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(status)
+    if wait_for_threads:
+        sys.exit(status)
+    if isinstance(status, str):
+        print(status, file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(1 if isinstance(status, str) else status or 0)

@@ -154,4 +154,4 @@ def _say(text: str) -> None:
 if __name__ == "__main__":
     from launch.entry import run_command
 
-    run_command(main)
+    run_command(main, wait_for_threads=False)

@@ -12,7 +12,7 @@ from tests.launch.runner import ROOT
 COMMANDS = [
     [f"launch/{path.name}", "--help"]
     for path in sorted((ROOT / "launch").glob("*.py"))
-    if "run_command(main)" in path.read_text() and path.name != "entry.py"
+    if "run_command(main" in path.read_text() and path.name != "entry.py"
 ]
 COMMANDS.append(["launch/doctor.py", "--recipe", "cpu_demo"])
 
@@ -66,3 +66,20 @@ def test_statuses_pass_through():
         with pytest.raises(SystemExit) as ended:
             run_command(main)
         assert ended.value.code == status
+
+
+@pytest.mark.parametrize("ending", ["return 3", "raise SystemExit(3)"])
+def test_a_thread_left_behind_does_not_hold_up_the_end(ending: str):
+    code = f"""
+import threading, time
+from launch.entry import run_command
+def main():
+    threading.Thread(target=time.sleep, args=(3600,)).start()
+    print("done")
+    {ending}
+run_command(main, wait_for_threads=False)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "done\n", "")
