@@ -16,8 +16,8 @@ BROKEN_PIPE = 141
 def run_command(main: Callable[[], int], *, wait_for_threads: bool = True) -> NoReturn:
     """Run a command and exit with its status.
 
-    Without `wait_for_threads` nothing runs after `main`: threads that libraries left behind cannot hold up the
-    end (a training that was interrupted while Ray started its workers once hung there for ever)."""
+    Without `wait_for_threads` nothing runs after `main`: threads that libraries left behind cannot hold up
+    the end (a training interrupted while Ray started its workers once hung there for ever)."""
     try:
         try:
             status: int | str | None = main()

@@ -179,4 +179,6 @@ def _raise_terminated(_number: int, _frame: object) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from launch.entry import run_command
+
+    run_command(main)
