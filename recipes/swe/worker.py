@@ -92,10 +92,12 @@ async def open_runner(config: Mapping[str, Any], stack: AsyncExitStack) -> Runne
     from sandbox.types import MIB
 
     sandbox, reward, paths = config["sandbox"], config["reward"], config["paths"]
+    agent = AgentConfig.from_mapping(config["agent"])
     codec = ChatCodec(AutoTokenizer.from_pretrained(config["policy"]["path"]))
     policy = VllmPolicy(
         config["server_url"],
         config["served_model_name"],
+        timeout_s=agent.llm_timeout_s,
         stop_token_ids=(codec.end_id,),
         reconnect_s=config["reconnect_s"],
     )
@@ -121,7 +123,7 @@ async def open_runner(config: Mapping[str, Any], stack: AsyncExitStack) -> Runne
         cache,
         policy,
         codec,
-        AgentConfig.from_mapping(config["agent"]),
+        agent,
         grader=open_grader(
             Path(paths["cache_dir"]) if reward["store"] else None,
             attempts=reward["attempts"],
