@@ -37,7 +37,9 @@ CHECK_VERSION = "1"
 """Raise it when a change here, or in the grader, must validate all tasks again."""
 ATTEMPTS = 2
 """Times that a fault of ours is met before the row is given up for now."""
-OUR_FAULTS = (SandboxError, GraderError, FetchError, OSError)
+OUR_FAULTS = (SandboxError, FetchError, OSError)
+_OF_THE_ROW = ("patch", "task", "start")
+"""Faults of grading that another try would meet again."""
 _CALM = ":calm"
 """After the digest of the inputs: the runs in peace are done and passed, those under stress are not."""
 
@@ -248,6 +250,11 @@ class Preparation:
                 kind: PrepareStatus = "timeout" if error.timed_out else "build_error"
                 fault = _Fault(kind, str(error), error.lasting and not error.timed_out, error.log)
                 if error.lasting or error.timed_out:
+                    return fault
+            except GraderError as error:
+                ours = error.kind not in _OF_THE_ROW
+                fault = _Fault("failed", str(error), lasting=not ours)
+                if not ours:
                     return fault
             except OUR_FAULTS as error:
                 fault = _Fault("build_error", f"{type(error).__name__}: {error}", lasting=False)
