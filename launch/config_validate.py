@@ -173,7 +173,7 @@ def missing_inputs(config: Mapping[str, Any]) -> list[str]:
         hint = "; run: python launch/make_policy.py" if config["policy"].get("name") == "cpu_tiny" else ""
         missing.append(f"policy.path: no model in {policy}{hint}")
     if tasks and is_local(tasks) and not Path(tasks).exists():
-        missing.append(f"data.path: {tasks} does not exist; run: python launch/prepare.py")
+        missing.append(f"data.path: {tasks} does not exist; run: {prepare_command(config['data'])}")
     evaluated = _path_in(config.get("eval"))
     if evaluated and not Path(evaluated).exists():
         missing.append(f"eval.path: {evaluated} does not exist")
@@ -181,6 +181,13 @@ def missing_inputs(config: Mapping[str, Any]) -> list[str]:
         if not Path(path).exists():
             missing.append(f"data.curriculum.rates: {path} does not exist")
     return missing
+
+
+def prepare_command(data: Mapping[str, Any]) -> str:
+    """What builds the environments of a data set and writes its task file."""
+    name = data.get("name")
+    group = f" data={name}" if name != "local" and (CONFIG_DIR / "data" / f"{name}.yaml").is_file() else ""
+    return f"python launch/prepare.py{group}"
 
 
 def _path_in(section: Any) -> str | None:

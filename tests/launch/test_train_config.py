@@ -150,8 +150,23 @@ def test_dry_run_of_the_headline_lists_what_is_missing_here():
     done = command("+recipe=swe_smith_1600", "dry_run=true")
     assert done.returncode == 0, done.stderr
     assert "accepts this configuration" in done.stdout
-    for part in ("16 prompts x 8 rollouts", "GPUs: 8", "flash-attn", "SWE-agent-LM-7B is not in"):
-        assert part in done.stdout
+    resources, missing = done.stdout.split("# resources")[1].split("Missing on this machine")
+    for part in (
+        "16 prompts x 8 rollouts",
+        "the first 1600 by seed 42",
+        "vLLM engines (TP 2): 0 on 0-1, 1 on 2-3, 2 on 4-5, 3 on 6-7",
+        "128 sandboxes (mini) at once, 40 I/O units of 50 MB",
+    ):
+        assert part in resources, part
+    listed = [line.removeprefix("  - ") for line in missing.splitlines() if line.startswith("  - ")]
+    assert all(
+        line.startswith(
+            ("GPUs: 8 on each", "package ", "policy.path: SWE-bench/SWE-agent-LM-7B", "data.path: ")
+        )
+        for line in listed
+    ), listed
+    for part in ("GPUs: 8", "flash-attn", "SWE-agent-LM-7B is not in", "prepare.py data=swe_smith"):
+        assert part in missing, part
 
 
 @pytest.mark.slow
