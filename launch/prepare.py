@@ -107,9 +107,12 @@ async def _prepare(plan: Plan, tasks: Sequence[SourceTask], bad: Sequence[BadRow
     selection = Selection(plan.request)
     wanted = [task for task in tasks if selection.wants(task.instance_id, task.repo)]
     environments = len({(task.env_key, task.build) for task in wanted})
+    stressed = plan.request.check.stress_repeats > 0
     async with MiniBackend() as backend:
         builder = EnvBuilder(plan.settings, backend, pythons=plan.pythons)
-        with View(console, environments=environments, tasks=len(wanted) + len(bad)) as view:
+        with View(
+            console, environments=environments, tasks=len(wanted) + len(bad), stressed=stressed
+        ) as view:
             outcomes = await Preparation(plan.request, builder, backend, view.show).run(tasks, bad)
     return conclude(plan, tasks, outcomes, console)
 

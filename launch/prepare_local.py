@@ -53,7 +53,9 @@ async def run_local(
         write_report(report, output.with_suffix(".made.json"))
         tasks = source_tasks(report, projects)
         builder = ProjectBuilder(plan.settings, backend).envs
-        with View(console, environments=len({task.env_key for task in tasks}), tasks=len(tasks)) as view:
+        with View(
+            console, environments=len({task.env_key for task in tasks}), tasks=len(tasks), stressed=True
+        ) as view:
             outcomes = await Preparation(plan.request, builder, backend, view.show).run(tasks, ())
     passed = export(output, tasks, outcomes)
     write_outcomes(output.with_suffix(".report.json"), outcomes)

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from recipes.swe.prepare_types import Event
 
-_GOOD = ("passed", "built", "valid")
+_GOOD = ("passed", "passed in peace", "built", "valid")
 
 
 class _RateColumn(ProgressColumn):
@@ -34,8 +34,8 @@ class _RateColumn(ProgressColumn):
 class View:
     """Progress of one run. Use as a context."""
 
-    def __init__(self, console: Console, *, environments: int, tasks: int) -> None:
-        """How many steps there are."""
+    def __init__(self, console: Console, *, environments: int, tasks: int, stressed: bool = False) -> None:
+        """How many steps there are; `stressed`: tasks are run in peace first, and then under load."""
         self._console = console
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _RateColumn())
         times = (
@@ -46,9 +46,11 @@ class View:
         self._bars = Progress(*columns, *times, console=console, speed_estimate_period=300.0)
         self._bar = {
             "env": self._bars.add_task("environments", total=environments, note="", visible=environments > 0),
+            "calm": self._bars.add_task("tasks in peace", total=tasks, note="", visible=stressed),
             "task": self._bars.add_task("tasks", total=tasks, note=""),
         }
         self._counts: Counter[str] = Counter()
+        self._calm: set[str] = set()
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -66,6 +68,11 @@ class View:
             self._counts[event.status] += 1
             note = ", ".join(f"{count} {status}" for status, count in self._counts.most_common())
             self._bars.update(bar, advance=1, note=note)
+            if event.name not in self._calm:  # it ended before, in peace
+                self._bars.update(self._bar["calm"], advance=1)
+        elif event.kind == "calm":
+            self._calm.add(event.name)
+            self._bars.update(bar, advance=1)
         else:
             self._bars.update(bar, advance=1)
         bad = event.status not in _GOOD

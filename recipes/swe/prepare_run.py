@@ -210,6 +210,7 @@ class Preparation:
         )  # fmt: skip
         self._keep(outcome, checked.log, ready.record if checked.status == "passed" else None)
         if calm:
+            self._watch(Event("calm", outcome.instance_id, "passed in peace"))
             return ready
         self._done(outcome)
         return None

@@ -78,8 +78,8 @@ class Outcome:
 class Event:
     """Something that the person who watches may want to see."""
 
-    kind: Literal["env", "task"]
-    """An environment was built (or not), or a row is done."""
+    kind: Literal["env", "calm", "task"]
+    """An environment was built (or not), a task passed in peace and waits for stress, or a row is done."""
     name: str
     """Environment's key, or instance id."""
     status: str
