@@ -131,7 +131,7 @@ class ReadyBackend:
         await self.discard()
 
     def _add(self, spec: SandboxSpec, slots: asyncio.Semaphore | None) -> None:
-        if self.in_stock >= self._most:
+        if self.in_stock >= self._most or spec.limits.wall_time_s is not None:  # its time would begin now
             return
         self.counts.prepared += 1
         self._stock.setdefault(spec_key(spec), []).append(asyncio.create_task(self._opened(spec, slots)))

@@ -71,6 +71,8 @@ def test_each_fault_is_counted_and_the_run_completes(tmp_path: Path, fault: str,
     assert all(sandbox.closed for sandbox in fanout.backend.opened)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_all_classes_at_5_percent_learn_what_the_clean_run_learns(tmp_path: Path) -> None:
     """Seven classes at 5 % each: a third of all rollouts fails, and the curve stays within noise."""
     steps, seeds = 30, (0, 1, 2)
