@@ -15,8 +15,10 @@ from rewards.runners.python import modules_of
 REMOTE = "https://github.com/{repo}"
 """Where the public data sets' commits are; `set: {source: …}` of an override names another place."""
 FIRST_SIGNED_PYTEST = 6
+USUAL_PYTEST = "pytest<9"
+"""Where a data set's images hold one that its facts do not name; they were made before pytest 9."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_PINNED_PYTEST = re.compile(r"pytest\s*(?:==|<=|<)\s*(\d+)")
+_PYTEST = re.compile(r"pytest\s*(==|<=|<|~=)\s*(\d+)([\d.]*)")
 
 
 def git_source(repo: str, row: Mapping[str, Any], name: str = "base_commit") -> RepoSource:
@@ -36,10 +38,11 @@ def spec_build(
     environment_files: Iterable[str] = (),
     pinned: Iterable[str] = (),
     log_format: str = "",
+    with_pytest: bool = False,
 ) -> BuildSpec:
     """A build from facts in swebench's form (its registry, SWE-rebench's install_config). The files are
     alternatives: the first that exists. `pinned`: requirements that are known exactly; `log_format`: of the
-    output, where that of the repository is not known."""
+    output, where that of the repository is not known; `with_pytest`: the facts leave out that it is there."""
     named = str(spec.get("packages") or "").strip()
     files = "|".join(requirement_files) if named == "requirements.txt" else ""
     conda = "|".join(environment_files) if named == "environment.yml" else ""
@@ -51,7 +54,7 @@ def spec_build(
     pip = words_of(spec.get("pip_packages"), "pip_packages")
     before, system = split_system(words_of(spec.get("pre_install"), "pre_install"))
     install, more_system = split_system(words_of(spec.get("install"), "install"))
-    packages = requirements(created, pinned, pip)
+    packages = requirements([USUAL_PYTEST] if with_pytest else (), created, pinned, pip)
     tests = read_test_command(
         str(spec.get("test_cmd") or ""),
         log_format=log_format or format_of_repo(repo),
@@ -94,8 +97,12 @@ def python_of(value: Any) -> str:
 
 def has_old_pytest(packages: Iterable[str]) -> bool:
     """Whether a requirement holds pytest below the version that the signed runner needs."""
-    found = (_PINNED_PYTEST.match(package) for package in packages)
-    return any(match is not None and int(match[1]) < FIRST_SIGNED_PYTEST for match in found)
+    for package in packages:
+        if match := _PYTEST.match(package):
+            number, rest = int(match[2]), match[3].strip(".0")
+            first = FIRST_SIGNED_PYTEST + (match[1] == "<" and not rest)
+            return number < first
+    return False
 
 
 def run_targets(build: BuildSpec, test_patch: str, test_ids: Iterable[str]) -> tuple[str, ...]:

@@ -37,7 +37,9 @@ def r2e_gym(row: Mapping[str, Any], profiles: Profiles) -> SourceTask:
     instance_id = f"{name}__{text_of(row, 'commit_hash')}"
     commit, results = struct_of(row, "parsed_commit_content"), struct_of(row, "execution_result_content")
     spec = {**_DEFAULTS, **facts, "packages": "", "pip_packages": facts.get("packages")}
-    build = spec_build(facts["repo"], spec, git_source(facts["repo"], commit, "old_commit_hash"))
+    build = spec_build(
+        facts["repo"], spec, git_source(facts["repo"], commit, "old_commit_hash"), with_pytest=True
+    )
     build = profiles.adjusted(build, (facts["repo"],), "", instance_id)
     fail_to_pass, pass_to_pass = _tests(struct_of(row, "expected_output_json"), results)
     statement = statement_of(row)

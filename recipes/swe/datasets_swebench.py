@@ -56,7 +56,7 @@ def swe_gym(row: Mapping[str, Any], profiles: Profiles) -> SourceTask:
         return dataclasses.replace(swe_bench(row, profiles), image_name=image)
     profile = next((it for it in profiles.swesmith.values() if f"{it['owner']}/{it['name']}" == repo), None)
     source = git_source(repo, row)
-    build = unknown_build(source) if profile is None else spec_build(repo, profile, source)
+    build = unknown_build(source) if profile is None else spec_build(repo, profile, source, with_pytest=True)
     return _task(row, profiles, build, version, image)
 
 

@@ -68,7 +68,7 @@ def _build(mirror: str, profiles: Profiles) -> tuple[BuildSpec, tuple[str, ...]]
     name = f"{facts['owner']}/{facts['name']}"
     source = RepoSource("git", REMOTE.format(repo=name), facts["commit"])
     log_format = "unittest" if facts["own_log_parser"] else "pytest"
-    return spec_build(name, facts, source, log_format=log_format), (name,)
+    return spec_build(name, facts, source, log_format=log_format, with_pytest=True), (name,)
 
 
 def _plain_id(test_id: str) -> str:

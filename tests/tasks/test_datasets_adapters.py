@@ -57,6 +57,7 @@ def test_swe_smith(profiles: Profiles) -> None:
     assert task.build.source.revision == "75284f9593dfb929cadd900aff9e35e7c7aec54b"
     assert (task.build.python, task.build.install) == ("3.10", ("python -m pip install -e .",))
     assert (task.build.test_command, task.build.runner) == ("pytest", "pytest")
+    assert task.build.packages == ("pytest<9",)
     assert (task.start_patch, task.gold_patch, task.test_patch) == (BUG, reverse_patch(BUG), "")
     other = swe_smith({**SMITH, "instance_id": "other"}, profiles)
     assert task.env_key == other.env_key == "swesmith.x86_64.mewwts_1776_addict.75284f95"
@@ -87,7 +88,7 @@ def test_an_override_about_one_row_makes_an_environment_of_its_own(tmp_path: Pat
         "- match: {instances: [other]}\n  set: {python: '3.12'}\n",
     )
     task, other = swe_smith(SMITH, profiles), swe_smith({**SMITH, "instance_id": "other"}, profiles)
-    assert task.build.packages == other.build.packages == ("extra",)
+    assert task.build.packages == other.build.packages == ("pytest<9", "extra")
     assert (task.build.python, other.build.python) == ("3.10", "3.12")
     assert task.env_key != other.env_key
 

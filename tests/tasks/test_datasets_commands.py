@@ -2,6 +2,7 @@
 
 import pytest
 
+from recipes.swe.datasets_build import has_old_pytest
 from recipes.swe.datasets_commands import command_words, read_test_command, with_plugins
 from recipes.swe.datasets_fields import FieldError
 from recipes.swe.datasets_steps import conda_words, editable, requirements, split_system
@@ -53,6 +54,25 @@ def test_a_shell_line_is_wrapped_and_gets_its_targets() -> None:
 def test_a_pytest_that_is_too_old_is_judged_by_its_output() -> None:
     found = read_test_command("pytest --tb=no", log_format="", old_pytest=True)
     assert (found.command, found.runner, found.log_format) == ("pytest --tb=no -rA", "log", "pytest")
+
+
+@pytest.mark.parametrize(
+    ("requirement", "old"),
+    [
+        ("pytest==3.3.1", True),
+        ("pytest<6", True),
+        ("pytest<6.0", True),
+        ("pytest<6.2", False),
+        ("pytest<=5.4.3", True),
+        ("pytest==6.0.0", False),
+        ("pytest<9", False),
+        ("pytest>=3", False),
+        ("pytest", False),
+        ("pytest-cov==2.5", False),
+    ],
+)
+def test_which_pytest_is_too_old(requirement: str, old: bool) -> None:
+    assert has_old_pytest(["numpy==1.0", requirement]) == old
 
 
 @pytest.mark.parametrize("text", ["", "  ", SMITH, "pytest 'x", "A=b"])
