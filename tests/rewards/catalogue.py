@@ -92,6 +92,33 @@ def recorded() -> list[Attack]:
     return found
 
 
+def recorded_elsewhere() -> list[Attack]:
+    """The recorded set for any target: new files lie where they did, but below the target's own tests; what
+    was added to the product is appended to the file with the bug, what was added to tests to a test file."""
+    found: list[Attack] = []
+    for path in sorted(RECORDED.glob("[0-9]*")):
+        text = path.read_text("utf-8")
+        if path.suffix == ".diff":
+            script = "".join(map(_adapted, text.split("diff --git ")[1:]))
+        else:
+            script = f"git update-ref refs/remotes/origin/main HEAD\n{text}"
+        found.append(Attack("recorded, elsewhere", path.stem, script))
+    return found
+
+
+def _adapted(part: str) -> str:
+    name = part.split("\n", 1)[0].split(" b/", 1)[1]
+    body = part.partition("\n@@")[2].partition("\n")[2]
+    added = "\n".join(line[1:] for line in body.split("\n") if line.startswith("+"))
+    where = name
+    if name.startswith("tests/"):
+        where = "$TEST" if "/test_" in name else f"$(dirname $TEST)/{name.removeprefix('tests/')}"
+    elif name.startswith("src/markupsafe/"):
+        where = "$BUG"
+    mode = ">" if "\nnew file" in part else ">>"
+    return f"mkdir -p $(dirname {where})\ncat {mode} {where} <<'{_END}'\n{added}\n{_END}\n"
+
+
 def catalogue() -> list[Attack]:
     """Every attack of our own, for any target."""
     return [attack for path in sorted(HERE.glob("*.txt")) for attack in _read(path)]

@@ -9,7 +9,7 @@ import asyncio
 import pytest
 
 from sandbox.mini import MiniBackend
-from tests.rewards.catalogue import Attack, catalogue, recorded
+from tests.rewards.catalogue import Attack, catalogue, recorded, recorded_elsewhere
 from tests.rewards.debris import DEBRIS
 from tests.rewards.targets import Target, attack, judge, leave_behind, real_targets, small_target
 
@@ -96,3 +96,14 @@ async def test_recorded_attack_earns_nothing_on_its_task(
 ) -> None:
     (task,) = [task for task in prepared if task.name.endswith("kvdo80wd")]
     assert (await attack(backend, task, tried.script)).reward == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tried", recorded_elsewhere(), ids=lambda item: item.id)
+async def test_recorded_attack_earns_nothing_on_other_projects(
+    tried: Attack, backend: MiniBackend, prepared: list[Target]
+) -> None:
+    chosen = {target.name: target for target in real_targets()}
+    assert len(chosen) > 1
+    earned = {name: await attack(backend, target, tried.script) for name, target in chosen.items()}
+    assert {name: result.reasons for name, result in earned.items() if result.reward != 0.0} == {}
