@@ -84,5 +84,6 @@ def test_every_pair_of_choices_is_accepted_or_told_why_not():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 def test_every_combination_is_accepted_or_told_why_not():
     assert problems(itertools.product(RECIPES, POLICIES, TRAINERS, SANDBOXES)) == []
