@@ -19,8 +19,8 @@ below it, everything writable. `limits`: totals per sandbox of memory, processes
 loopback and no way out. `processes`: it sees only its own processes, and all it started can be found. `ids`:
 root inside is not root outside."""
 
-PLENTY_S = 20.0
-"""Seconds that nothing here comes near to."""
+PLENTY_S = 90.0
+"""Seconds that nothing here comes near to, not even on an emulated processor."""
 
 
 class ConformanceError(Exception):

@@ -63,9 +63,14 @@ class MiniBackend:
     def lacks(self) -> Mapping[Need, str]:
         """What conformance checks cannot be asked of it here, and why."""
         facts = self.facts
-        if not facts or "pids" in facts["controllers"] or facts["shifted"] or facts["outside_uid"] != 0:
+        if not facts or facts["shifted"] or facts["outside_uid"] != 0:
             return {}
-        return {"limits": "no cgroup, and the kernel does not count root's processes (RLIMIT_NPROC)"}
+        lost: dict[Need, str] = {
+            "ids": "layers that cannot be idmapped: root inside has the id of root outside"
+        }
+        if "pids" not in facts["controllers"]:
+            lost["limits"] = "no cgroup, and the kernel does not count root's processes (RLIMIT_NPROC)"
+        return lost
 
     @property
     def helper_pid(self) -> int:
