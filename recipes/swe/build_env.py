@@ -26,6 +26,7 @@ from recipes.swe.build_types import (
     BuildSettings,
     base_system,
     facts_digest,
+    layer_tree,
     publish_from,
     run_build,
 )
@@ -34,7 +35,8 @@ from recipes.swe.build_wheels import WheelFolder, check_wheel, sdist_digest
 from recipes.swe.dataset_types import BuildSpec
 from recipes.swe.tasks_fetch import Fetcher
 from recipes.swe.tasks_projects import Download
-from sandbox.cache import VENV_TARGET, EnvRecord, layer_dir, python_env
+from sandbox.cache import VENV_TARGET, EnvRecord, python_env
+from sandbox.cache_layer import content_path
 from sandbox.cache_publish import has_layer, layer_name, write_atomically
 from sandbox.types import GIB, Backend, BindMount, Sandbox, SandboxSpec
 
@@ -150,13 +152,8 @@ class EnvBuilder:
 
         if key not in self._building or self._building[key].done():
             self._building[key] = asyncio.create_task(work())
-        task = self._building[key]
-        try:
-            # The build goes on for the others when one that waits is cancelled.
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
+        # The build goes on for the others when one that waits is cancelled.
+        return await asyncio.shield(self._building[key])
 
     async def _resolve(
         self, spec: BuildSpec, interpreter: Interpreter, python: str, repo: str
@@ -208,7 +205,7 @@ class EnvBuilder:
                 paths = {VENV_TARGET: VENV_TARGET}
                 if with_repo:
                     paths["/testbed"] = "/testbed"
-                clean = layer_dir(root, repo) / "root" / "testbed"
+                clean = layer_tree(root, repo) / "testbed"
                 await publish_from(
                     sandbox, root, name, facts, paths, limit_bytes=VENV_LIMIT_BYTES,
                     tidy=lambda stage: products(stage / "testbed", clean),
@@ -263,7 +260,7 @@ class EnvBuilder:
     ) -> Sandbox:
         """A sandbox to build in; `online`: the package index can be reached."""
         root = self.settings.cache_dir
-        layers = tuple(layer_dir(root, name) / "root" for name in (repo, python) if name is not None)
+        layers = tuple(content_path(root, name) for name in (repo, python) if name is not None)
         hosts: tuple[str, ...] = ()
         if online:
             hosts = await asyncio.to_thread(self.fetcher.hosts)

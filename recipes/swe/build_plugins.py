@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recipes.swe.build_env import BuiltEnv
-from sandbox.cache import VENV_TARGET, layer_dir
+from recipes.swe.build_types import layer_tree
+from sandbox.cache import VENV_TARGET
 
 
-def pytest_plugins(root: Path, built: BuiltEnv) -> tuple[str, ...]:
+def plugins_of(root: Path, built: BuiltEnv) -> tuple[str, ...]:
     """Names of the plugins in the venv, and of the repository's own where it was installed in place."""
-    content = layer_dir(root, built.venv) / "root"
+    content = layer_tree(root, built.venv)
     venv = content / VENV_TARGET.lstrip("/")
     files = [*venv.glob("lib/python*/site-packages/*.dist-info/entry_points.txt")]
     files += [*venv.glob("lib/python*/site-packages/*.egg-info/entry_points.txt")]

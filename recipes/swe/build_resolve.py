@@ -15,12 +15,18 @@ from typing import Any, cast
 import yaml
 
 from recipes.swe.build_python import Interpreter
-from recipes.swe.build_types import BUILD_VERSION, BuildError, base_system, facts_digest, run_build
+from recipes.swe.build_types import (
+    BUILD_VERSION,
+    BuildError,
+    base_system,
+    facts_digest,
+    layer_tree,
+    run_build,
+)
 from recipes.swe.build_venv import INSTALLERS, UV, VenvScript
 from recipes.swe.build_wheels import WheelFolder, parse_lock
 from recipes.swe.dataset_types import BuildSpec
 from recipes.swe.tasks_projects import Download
-from sandbox.cache import layer_dir
 from sandbox.types import Sandbox
 
 MAX_FILE_BYTES = 1 << 20
@@ -59,7 +65,9 @@ def wanted_lines(spec: BuildSpec) -> list[str]:
 
 def file_lines(spec: BuildSpec, root: Path, repo: str) -> list[str]:
     """Requirement lines in the files that the row names. Raises BuildError when one is missing."""
-    tree = layer_dir(root, repo) / "root" / "testbed"
+    if not spec.requirement_files and not spec.environment_files:
+        return []
+    tree = layer_tree(root, repo) / "testbed"
     lines: list[str] = []
     for choices in spec.requirement_files:
         lines += _requirement_lines(tree, _first(tree, choices), ())

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recipes.swe.build_env import BuiltEnv
-from recipes.swe.build_types import BUILD_VERSION, BuildError, facts_digest
+from recipes.swe.build_types import BUILD_VERSION, BuildError, facts_digest, layer_tree
 from recipes.swe.build_venv import whiteout
 from rewards.apply import read_patch
 from rewards.errors import GraderError
-from sandbox.cache import layer_dir
 from sandbox.cache_publish import FIXED_MTIME_S, has_layer, layer_name, publish_layer
 
 GIT_TIMEOUT_S = 300.0
@@ -62,12 +61,12 @@ def task_layer(root: Path, built: BuiltEnv, patch: str, repo: str) -> str:
 
 def _left(root: Path, built: BuiltEnv) -> Path:
     """What the build changed in the repository."""
-    return layer_dir(root, built.venv) / "root" / "testbed"
+    return layer_tree(root, built.venv) / "testbed"
 
 
 def _write(root: Path, built: BuiltEnv, patch: str, repo: str, target: Path, folder: Path) -> None:
     work = folder / "work"
-    shutil.copytree(layer_dir(root, built.repo) / "root" / "testbed", work, symlinks=True)  # keeps times
+    shutil.copytree(layer_tree(root, built.repo) / "testbed", work, symlinks=True)  # keeps times
     excluded = sorted(_apply_products(_left(root, built), work))
     git = _Git(work, folder)
     git.run("init", "-q", "--template=", "-b", "main")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandbox.cache import layer_dir
 from sandbox.cache_publish import publish_layer
 from sandbox.types import GIB, MIB, ExecResult, Limits, Sandbox
 
@@ -63,6 +64,15 @@ def base_system() -> str:
 def facts_digest(facts: Mapping[str, str]) -> str:
     """Digest of what a layer is made from."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def layer_tree(root: Path, name: str) -> Path:
+    """Files of a layer on this machine. Raises BuildError for one that was fetched as an image."""
+    tree = layer_dir(root, name) / "root"
+    if not tree.is_dir():
+        why = f"layer {name} is here as an image only; remove it with launch/cache.py, and it is built again"
+        raise BuildError(why, lasting=False)
+    return tree
 
 
 async def run_build(

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from recipes.swe.build_env import BuiltEnv, EnvBuilder
-from recipes.swe.build_plugins import pytest_plugins
+from recipes.swe.build_plugins import plugins_of
 from recipes.swe.build_task import task_layer
 from recipes.swe.build_types import BUILD_VERSION, BuildError
 from recipes.swe.dataset_types import BadRow, PrepareStatus, SourceTask
@@ -137,7 +137,7 @@ class Preparation:
                 self._fail(task, built, time.monotonic() - started)
             return []
         self._watch(Event("env", key, "built"))
-        plugins = await asyncio.to_thread(pytest_plugins, self._root, built)
+        plugins = await asyncio.to_thread(plugins_of, self._root, built)
         ready = await asyncio.gather(*(self._task(task, built, plugins) for task in tasks))
         return [one for one in ready if one is not None]
 

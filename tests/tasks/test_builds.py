@@ -228,12 +228,14 @@ def index_with(folder: Path, workshop: Workshop, files: Mapping[str, bytes]) -> 
     return f"file://{simple}"
 
 
-def build(cache: Path, index: str, spec: BuildSpec) -> Path:
+def build(cache: Path, index: str, spec: BuildSpec, timeout_s: float = 120.0) -> Path:
     """The venv's layer."""
 
     async def work() -> str:
         async with MiniBackend() as backend:
-            return (await EnvBuilder(BuildSettings(cache, index, timeout_s=120.0), backend).build(spec)).venv
+            return (
+                await EnvBuilder(BuildSettings(cache, index, timeout_s=timeout_s), backend).build(spec)
+            ).venv
 
     return layer_dir(cache, asyncio.run(work())) / "root"
 
@@ -274,9 +276,17 @@ def test_a_hostile_sdist_cannot_become_another_package(workshop: Workshop, tmp_p
     assert not list(cache.glob("built/**/*.whl")) and not list(cache.glob("layers/venv-*"))
 
 
-def test_commands_run_in_the_repository_and_what_they_leave_is_kept(
-    workshop: Workshop, tmp_path: Path
-) -> None:
+def test_a_build_that_does_not_end_is_ended(workshop: Workshop, tmp_path: Path) -> None:
+    cache = workshop.seeded(tmp_path / "cache")
+    attack = "    import time\n    time.sleep(600)"
+    data = backend_sdist("slowly", "slowly-1.0-py3-none-any.whl", attack)
+    index = index_with(tmp_path, workshop, {"slowly-1.0.tar.gz": data})
+    with pytest.raises(BuildError, match=r"building slowly-1\.0\.tar\.gz: not done after") as caught:
+        build(cache, index, spec_of(tmp_path, "slowly==1.0"), timeout_s=20.0)
+    assert caught.value.timed_out and not list(cache.glob("layers/venv-*"))
+
+
+def test_commands_need_installers_and_a_venv_without_them_none(workshop: Workshop, tmp_path: Path) -> None:
     cache = workshop.seeded(tmp_path / "cache")
     commands = ("echo made > made.txt", "echo 'x = 2' > module.py", "mkdir -p build/x && touch build/x/y")
     spec = spec_of(tmp_path, "iniconfig", install=commands)
