@@ -24,7 +24,9 @@ def test_network_file_systems_are_told() -> None:
     assert filesystem_of(Path("/proc")) == "proc"
 
 
-def test_it_measures_and_leaves_nothing(tmp_path: Path) -> None:
+def test_it_measures_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.io_probe._SMALL_FILES", 150)
+    monkeypatch.setattr("launch.io_probe._LARGE_BYTES", 1 << 20)
     found = measure(tmp_path / "cache", workers=1)
     assert found.unpack_bytes_per_s > 1e5 and found.files_per_s > 10 and found.read_bytes_per_s > 1e5
     assert found.free_bytes > 0 and found.filesystem
