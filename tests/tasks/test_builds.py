@@ -276,6 +276,7 @@ def test_a_hostile_sdist_cannot_become_another_package(workshop: Workshop, tmp_p
     assert not list(cache.glob("built/**/*.whl")) and not list(cache.glob("layers/venv-*"))
 
 
+@pytest.mark.slow
 def test_a_build_that_does_not_end_is_ended(workshop: Workshop, tmp_path: Path) -> None:
     cache = workshop.seeded(tmp_path / "cache")
     attack = "    import time\n    time.sleep(600)"
@@ -298,6 +299,7 @@ def test_commands_need_installers_and_a_venv_without_them_none(workshop: Worksho
     assert not (build(cache, index, bare) / "testbed").exists()
 
 
+@pytest.mark.slow
 def test_the_same_inputs_give_the_same_bytes(workshop: Workshop, tmp_path: Path) -> None:
     index = index_with(tmp_path, workshop, {})
     spec = spec_of(tmp_path, "pytest")
