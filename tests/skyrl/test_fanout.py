@@ -98,6 +98,7 @@ def test_a_killed_workers_rollouts_move_to_the_other_one(cluster: Cluster, tmp_p
     with_fanout(tmp_path / "log", use, nodes=2, slots=8)
 
 
+@pytest.mark.slow
 def test_a_rollout_that_kills_every_worker_fails_alone(cluster: Cluster, tmp_path: Path) -> None:
     async def use(fanout: Fanout) -> None:
         killer, *others = await fanout.run([make_request("kills"), *requests("fine", 2)])
@@ -148,6 +149,7 @@ def test_rollouts_go_where_they_were_prepared(cluster: Cluster, tmp_path: Path) 
     async def use(fanout: Fanout) -> None:
         tasks = [make_task("fine-a")] * 3 + [make_task("fine-b")] * 3
         assert fanout.prepare(tasks) == 4  # 2 nodes x 2 slots
+        await asyncio.gather(*(call for calls in fanout._prepares.values() for call in calls))
         await fanout.run([*requests("fine-b", 1), *requests("fine-a", 3)])
         prepared = {trajectory_id: prepared for trajectory_id, *_, prepared in lines(tmp_path / "log")}
         assert prepared == dict.fromkeys(prepared, "True")
@@ -160,6 +162,7 @@ def test_rollouts_go_where_they_were_prepared(cluster: Cluster, tmp_path: Path) 
     with_fanout(tmp_path / "log", use, nodes=2, slots=2)
 
 
+@pytest.mark.slow
 def test_cancelled_rollouts_end_in_their_workers(cluster: Cluster, tmp_path: Path) -> None:
     async def use(fanout: Fanout) -> None:
         running = asyncio.create_task(fanout.run(requests("long", 2)))
@@ -173,6 +176,7 @@ def test_cancelled_rollouts_end_in_their_workers(cluster: Cluster, tmp_path: Pat
     with_fanout(tmp_path / "log", use, nodes=1, slots=2)
 
 
+@pytest.mark.slow
 def test_a_dead_nodes_rollouts_move_and_its_worker_waits_for_a_node(cluster: Cluster, tmp_path: Path) -> None:
     extra = cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
 
