@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -143,6 +145,34 @@ async def test_what_cannot_start_says_why(containers: ContainerBackend, spec: Sa
     with pytest.raises(SandboxStartError, match="no directory"):
         await containers.open(replace(spec, layers=(Path("/nonexistent/layer"),)))
     assert await containers._engine.sandboxes() == []
+
+
+_DIES = """
+import asyncio, os, sys
+from pathlib import Path
+from sandbox.container import ContainerBackend
+from sandbox.types import SandboxSpec
+
+async def main():
+    backend = ContainerBackend(sys.argv[1], program=sys.argv[3:], state_dir=Path(sys.argv[2]))
+    await backend.__aenter__()
+    print((await backend.open(SandboxSpec())).id, flush=True)
+    os.kill(os.getpid(), 9)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+async def test_the_next_backend_removes_what_a_killed_owner_left(
+    engine: tuple[Any, tuple[str, ...]], tmp_path: Path
+) -> None:
+    name, command = engine
+    words = (sys.executable, "-c", _DIES, name, str(tmp_path), *command)
+    done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, check=False)
+    assert done.returncode == -9, done.stderr
+    async with ContainerBackend(name, program=command, state_dir=tmp_path) as backend:
+        assert done.stdout.strip() not in await backend._engine.sandboxes()
 
 
 @pytest.mark.slow
