@@ -59,8 +59,7 @@ class Counting:
 
 def _spares(state_dir: Path, **options: float) -> tuple[Counting, Spares]:
     counting = Counting(MiniBackend(state_dir=state_dir, pool_size=0))
-    alive = lambda sandbox: sandbox.alive  # noqa: E731
-    return counting, Spares(counting, usable=alive, **options)  # type: ignore[arg-type]
+    return counting, Spares(counting, **options)  # type: ignore[arg-type]
 
 
 async def _use(backend: Spares, spec: SandboxSpec = _SPEC) -> str:
@@ -125,8 +124,9 @@ async def test_bounded_and_closed_when_nobody_asks(state_dir: Path) -> None:
         for spec in specs:
             await _use(backend, spec)
             await _use(backend, spec)
-        await counting.until(6)
+        await counting.until(5)
         await asyncio.sleep(0.2)
+        assert len(counting.opened) == 5, "one spare at most"
         assert sum(sandbox.alive for sandbox in counting.opened) == 1
         await asyncio.sleep(1.2)
         assert not any(sandbox.alive for sandbox in counting.opened)

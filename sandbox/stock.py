@@ -1,0 +1,144 @@
+"""Sandboxes that are open and unused, kept by the spec they were opened for.
+
+Sandboxes of one spec are interchangeable as long as nobody used them. `Stock` opens some ahead, hands out the
+readiest one, and closes what was not wanted; it never holds more than `most`. When to open which its users say:
+`sandbox.spares` and the recipes. It hands out none whose layers or binds were replaced meanwhile.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from sandbox.errors import SandboxError
+from sandbox.types import Backend, Sandbox, SandboxSpec
+
+logger = logging.getLogger(__name__)
+
+type _State = tuple[tuple[int, int, int], ...] | None
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of sandboxes that were opened ahead."""
+
+    prepared: int = 0
+    """Opened, or tried to."""
+    used: int = 0
+    """Handed out."""
+    discarded: int = 0
+    """Closed without use."""
+    failed: int = 0
+    """Did not open; whoever needed one opened it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    opening: asyncio.Task[Sandbox]
+    state: _State
+    """Of its layers and binds when it was opened."""
+
+
+class Stock:
+    """Belongs to one event loop. `await empty()` in the end, before the backend is left."""
+
+    def __init__(self, backend: Backend, *, most: int) -> None:
+        """`most` bounds what is open, or opening, and unused."""
+        self._backend = backend
+        self._most = most
+        self._items: dict[Hashable, list[_Item]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self.counts = Counts()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._items.values()))
+
+    def has(self, spec: SandboxSpec) -> bool:
+        """Whether one of this kind is there or opening."""
+        return spec_key(spec) in self._items
+
+    def add(self, spec: SandboxSpec, slots: asyncio.Semaphore | None = None) -> bool:
+        """Start opening one, when a slot is free; returns at once, False when there are enough. A limited
+        life would begin before it is used, so none is opened."""
+        if len(self) >= self._most or spec.limits.wall_time_s is not None:
+            return False
+        self.counts.prepared += 1
+        item = _Item(asyncio.create_task(self._opened(spec, slots)), _state(spec))
+        self._items.setdefault(spec_key(spec), []).append(item)
+        return True
+
+    async def take(self, spec: SandboxSpec) -> Sandbox | None:
+        """The readiest one of this kind, waiting for it when it is just opening; None when there is none that
+        opens, lives, and has the layers that are there now."""
+        key = spec_key(spec)
+        while items := self._items.get(key):
+            item = next((item for item in items if item.opening.done()), items[0])
+            items.remove(item)
+            if not items:
+                del self._items[key]
+            try:
+                sandbox = await asyncio.shield(item.opening)
+            except asyncio.CancelledError:  # of whoever waits
+                self._close_soon(item)
+                raise
+            except (SandboxError, OSError) as error:
+                self.counts.failed += 1
+                logger.warning("a sandbox opened ahead failed, opening another: %s", error)
+                continue
+            if not getattr(sandbox, "alive", True) or item.state != _state(spec):
+                self._close_soon(item)
+                continue
+            self.counts.used += 1
+            return sandbox
+        return None
+
+    def drop(self, spec: SandboxSpec) -> None:
+        """Close those of this kind; returns at once."""
+        for item in self._items.pop(spec_key(spec), ()):
+            self._close_soon(item)
+
+    async def empty(self) -> None:
+        """Close all, those still opening included."""
+        for items in [self._items.pop(key) for key in list(self._items)]:
+            for item in items:
+                self._close_soon(item)
+        while self._closing:
+            await asyncio.gather(*self._closing)
+
+    async def _opened(self, spec: SandboxSpec, slots: asyncio.Semaphore | None) -> Sandbox:
+        if slots is None:
+            return await self._backend.open(spec)
+        async with slots:
+            return await self._backend.open(spec)
+
+    def _close_soon(self, item: _Item) -> None:
+        self.counts.discarded += 1
+        closing = asyncio.create_task(_close(item.opening))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+
+async def _close(opening: asyncio.Task[Sandbox]) -> None:
+    """Close what was opened; an opening is waited for, since cancelling it may leave parts behind."""
+    try:
+        sandbox = await opening
+        await sandbox.close()
+    except (SandboxError, OSError) as error:
+        logger.warning("a sandbox that nobody used: %s", error)
+
+
+def spec_key(spec: SandboxSpec) -> Hashable:
+    """Equal for specs whose sandboxes are interchangeable."""
+    return (spec.layers, spec.binds, tuple(sorted(spec.env.items())), spec.workdir, spec.limits, spec.network,
+            spec.allowed_hosts, spec.upper)  # fmt: skip
+
+
+def _state(spec: SandboxSpec) -> _State:
+    """Which files the layers and binds are at the moment (device, inode, time of change); None when one is
+    missing."""
+    try:
+        found = [os.stat(path) for path in (*spec.layers, *(bind.source for bind in spec.binds))]
+    except OSError:
+        return None
+    return tuple((status.st_dev, status.st_ino, status.st_mtime_ns) for status in found)
