@@ -19,7 +19,7 @@ from recipes.swe.rollout import Environments, RolloutLimits, RolloutRunner
 from recipes.swe.types import Rollout, RolloutRequest
 from recipes.swe.wire import PackedRollout, pack
 from sandbox.errors import CacheError
-from sandbox.types import EnvSpec, Limits
+from sandbox.types import MIB, EnvSpec, Limits
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,6 @@ async def open_runner(config: Mapping[str, Any], stack: AsyncExitStack) -> Runne
     from recipes.swe.io_gate import open_cache
     from recipes.swe.policy import VllmPolicy
     from rewards.shapes import SHAPE_KEYS, shape_config
-    from sandbox.types import MIB
 
     sandbox, reward, paths = config["sandbox"], config["reward"], config["paths"]
     agent = AgentConfig.from_mapping(config["agent"])
@@ -104,7 +103,17 @@ async def open_runner(config: Mapping[str, Any], stack: AsyncExitStack) -> Runne
     stack.push_async_callback(policy.close)
     inner = await stack.enter_async_context(make_backend(sandbox, Path(paths["temp_dir"]) / "sandboxes"))
     backend = await stack.enter_async_context(ReadyBackend(inner, most=sandbox["max_concurrent"]))
-    limits = RolloutLimits(
+    verdicts = Path(paths["cache_dir"]) if reward["store"] else None
+    grader = open_grader(verdicts, attempts=reward["attempts"], cached=reward["cache"])
+    shape = shape_config({name: reward[name] for name in SHAPE_KEYS})
+    limits, cache = _limits(sandbox, reward), open_cache(paths)
+    runner = RolloutRunner(backend, cache, policy, codec, agent, grader=grader, shape=shape, limits=limits)
+    return OverlappedRunner(runner, backend, cache, limits.sandbox)
+
+
+def _limits(sandbox: Mapping[str, Any], reward: Mapping[str, Any]) -> RolloutLimits:
+    """What rollouts on this node may use; as many gradings at once as there are processors."""
+    return RolloutLimits(
         sandbox=Limits(
             memory_bytes=sandbox["memory_mib"] * MIB,
             pids=sandbox["pids"],
@@ -117,22 +126,6 @@ async def open_runner(config: Mapping[str, Any], stack: AsyncExitStack) -> Runne
         grading_timeout_s=reward["timeout_s"],
         test_timeout_s=reward["test_timeout_s"],
     )
-    cache = open_cache(paths)
-    runner = RolloutRunner(
-        backend,
-        cache,
-        policy,
-        codec,
-        agent,
-        grader=open_grader(
-            Path(paths["cache_dir"]) if reward["store"] else None,
-            attempts=reward["attempts"],
-            cached=reward["cache"],
-        ),
-        shape=shape_config({name: reward[name] for name in SHAPE_KEYS}),
-        limits=limits,
-    )
-    return OverlappedRunner(runner, backend, cache, limits.sandbox)
 
 
 class RolloutWorker:
