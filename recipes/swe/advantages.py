@@ -12,7 +12,7 @@ of any trainer of it, `SweTrainer` is the synchronous one.
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from loguru import logger
@@ -78,6 +78,8 @@ class Exclusions(RayPPOTrainer):
     """Largest share of failed rollouts in a step that is still trained on."""
     logprob_tolerance: float | None = None
     """Mean difference of log-probabilities that stops the run; None where kernels differ (bf16, GPU)."""
+    sampled: SamplingRound | None = None
+    """Batches of the step that dynamic sampling has not filled yet."""
     run_dir: Path | None = None
     """Where the report of a step with too many failures goes; None for none."""
 
@@ -87,8 +89,8 @@ class Exclusions(RayPPOTrainer):
         """As SkyRL's, by whole groups and their healthy rollouts, see `recipes.swe.dynamic_sampling`."""
         self._check_failures(generator_output)
         config = self.cfg.trainer.algorithm.dynamic_sampling
-        # SkyRL drops this attribute where a step is given up at the end of an epoch.
-        sampled = cast(SamplingRound, self.dynamic_sampling_state or SamplingRound())
+        # Kept apart from SkyRL's own state, which is dropped at the end of an epoch with all it holds.
+        sampled, self.sampled = self.sampled or SamplingRound(), None
         own = {name: value for name, value in self.all_metrics.items() if name.startswith(SAMPLED)}
         sampled.add(groups_of(generator_output, uids, left_out_rows(generator_output)), own)
         chosen = sampled.choose(
@@ -97,8 +99,8 @@ class Exclusions(RayPPOTrainer):
             most_batches=config.max_sample_batches,
             least_share=config.min_replace_ratio,
         )
-        self.dynamic_sampling_state = cast(Any, sampled if chosen is None else None)
         if chosen is None:
+            self.sampled = sampled
             return generator_output, uids, True
         self.all_metrics.update(sampled.combined_metrics())
         return *joined(chosen), False

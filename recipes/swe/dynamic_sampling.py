@@ -51,7 +51,10 @@ class SamplingRound:
         """Note a batch."""
         self.batches += 1
         self.metrics.append(dict(metrics))
+        known = {group.uid for group in (*self.useful, *self.flat)}
         for group in groups:
+            if group.uid in known:  # a new epoch began meanwhile
+                group = _copy(group, self.batches)
             (self.useful if group.useful else self.flat).append(group)
 
     def choose(self, kind: Kind, *, wanted: int, most_batches: int, least_share: float) -> list[Group] | None:

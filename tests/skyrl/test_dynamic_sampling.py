@@ -62,6 +62,14 @@ def test_filter_samples_on_until_the_step_is_full(rows: int):
     }
 
 
+def test_a_task_that_comes_again_is_a_group_of_its_own():
+    sampled = SamplingRound()
+    sampled.add(batch({"a": MIXED, "b": FLAT}), {})
+    sampled.add(batch({"a": MIXED, "c": FLAT}), {})
+    chosen = choose(sampled)
+    assert chosen is not None and joined(chosen)[1] == ["a", "a", "a#copy2", "a#copy2"]
+
+
 def test_at_the_limit_the_step_is_filled_up_and_ends_only_with_nothing_at_all():
     sampled = SamplingRound()
     sampled.add(batch({"a": FLAT, "b": MIXED}), {})
