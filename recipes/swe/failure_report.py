@@ -32,8 +32,11 @@ def write_failure_report(output: Mapping[str, Any], *, step: int, run_dir: Path 
         others = len(messages[kind]) - MESSAGES_SHOWN
         lines += [f"    and {others} other messages"] if others > 0 else []
     path = run_dir / f"failures_step_{step:04d}.txt"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    except OSError as error:  # a full disk may be why the rollouts failed: the summary must still be told
+        return f"{summary}; no report: {error}"
     return f"{summary}; see {path}"
 
 

@@ -149,6 +149,14 @@ def test_a_step_of_failures_stops_the_run_and_leaves_a_report(tmp_path: Path):
     assert "node: 3\n    2 x worker died\n    1 x disk full\n" in report
 
 
+def test_a_report_that_cannot_be_written_hides_nothing(tmp_path: Path):
+    (tmp_path / "run").write_text("a file where the folder should be")
+    trainer = bare_trainer()
+    trainer.run_dir = tmp_path / "run"
+    with pytest.raises(TooManyFailuresError, match=r"node 3; no report: .*exists"):
+        trainer.postprocess_generator_output(output([[1], [0], [0], [0]], [1.0, 0, 0, 0]), list("aaaa"))
+
+
 def test_rows_of_one_trajectory_count_once():
     """Three failed of five trajectories, though four of seven rows are fine."""
     trainer = bare_trainer()
