@@ -70,7 +70,7 @@ async def grade(
         return RewardResult(
             0.0, False, 0.0, 0, dropped_paths=dropped, dropped_by_reason=counts, reasons=(why,)
         )
-    sources = await _patched_sources(division.kept, sandbox, tests) if policy.lint else ()
+    sources = await _patched_sources(division.kept, sandbox, tests) if policy.lint and tests.lint else ()
     if tests.test_patch:
         await apply_test_patch(tests.test_patch, sandbox, tests.workdir)
     await restore_files(restore or {}, sandbox, tests.workdir)

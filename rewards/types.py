@@ -44,6 +44,9 @@ class TestSpec:
     test_patch: str = ""
     """Hidden tests as a git-format diff (SWE-bench): the grader applies it after the agent's patch, to files
     that the agent's patch may not touch or stand in the way of."""
+    lint: bool = True
+    """Whether code that seems to know of its tests is looked for (with `PatchPolicy.lint`). False for a
+    project whose business that is: a right fix of pytest itself names modules of pytest."""
 
 
 class GradingExecResult(Protocol):

@@ -72,6 +72,8 @@ class BuildSpec:
     plugins: bool = True
     """Whether pytest plugins that the environment holds are loaded. The grader loads none by itself, so the
     builder lists them once and `datasets_commands.with_plugins` names them in the test command."""
+    lint: bool = True
+    """Whether patches are searched for code that knows of its tests, see `rewards.types`."""
 
 
 @dataclass(frozen=True, slots=True)

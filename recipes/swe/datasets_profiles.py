@@ -161,7 +161,7 @@ def _value(name: str, value: Any, where: str) -> Any:
         if isinstance(value, dict):
             return tuple((str(key), str(item)) for key, item in cast(dict[Any, Any], value).items())
         raise ProfileError(f"{where}: {name} is no mapping")
-    if name == "plugins":
+    if name in ("plugins", "lint"):
         if isinstance(value, bool):
             return value
         raise ProfileError(f"{where}: {name} is true or false")

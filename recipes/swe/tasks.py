@@ -84,6 +84,7 @@ def tests_of(row: TaskRow, *, timeout_s: float = 300.0) -> TestSpec:
         targets=row.targets,
         log_format=row.log_format,
         test_patch=row.test_patch,
+        lint=row.lint,
     )
 
 
@@ -105,6 +106,7 @@ def from_source(task: SourceTask, *, test_command: Sequence[str], env_digest: st
         targets=task.targets,
         test_patch=task.test_patch,
         gold="" if task.gold_patch == reverse_patch(task.start_patch) else task.gold_patch,
+        lint=task.build.lint,
         timeout_s=task.timeout_s,
         env_key="" if key == task.instance_id else key,
         env_digest=env_digest,

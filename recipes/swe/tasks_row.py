@@ -53,6 +53,8 @@ class TaskRow:
     """Hidden tests: only the grader ever sees them."""
     gold: str = ""
     """The fix; empty: the patch turned round."""
+    lint: bool = True
+    """Whether patches are searched for code that knows of its tests."""
     timeout_s: float | None = None
     """Of one grading run; None: what the reader says."""
     test_timeout_s: float | None = None
@@ -117,6 +119,9 @@ def _own_columns(data: Mapping[str, Any]) -> dict[str, Any]:
     runner = _optional(data, "runner", "pytest")
     if runner not in get_args(RunnerName):
         raise ValueError(f"runner is none of {', '.join(get_args(RunnerName))}: {runner!r}")
+    lint = data.get("lint", True)
+    if not isinstance(lint, bool):
+        raise ValueError("lint is neither true nor false")
     limits: dict[str, float | None] = {}
     for name in ("timeout_s", "test_timeout_s"):
         value = data.get(name)
@@ -128,6 +133,7 @@ def _own_columns(data: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "test_command": _test_ids(data, "test_command", unique=False) or TEST_COMMAND,
         "runner": runner,
+        "lint": lint,
         "targets": _test_ids(data, "targets"),
         **{name: _optional(data, name, "") for name in ("log_format", "test_patch", "env_key", "env_digest")},
         **limits,

@@ -6,7 +6,7 @@ import pytest
 
 from rewards.errors import GraderError
 from rewards.grade import grade
-from tests.rewards.project import GOLD, SPEC, LocalSandbox, diff
+from tests.rewards.project import CORE_FIXED, GOLD, SPEC, LocalSandbox, diff, edit
 
 HIDDEN = "from shapes import area\n\n\ndef test_hidden():\n    assert area(3, 3) == 9\n"
 PATH = "spec/deep/check_hidden.py"
@@ -41,3 +41,15 @@ async def test_test_patch_that_does_not_apply_is_our_fault(local: LocalSandbox) 
     with pytest.raises(GraderError, match="test patch") as caught:
         await grade(broken, GOLD, local)
     assert (caught.value.kind, caught.value.repeated) == ("task", None)
+
+
+AWARE = CORE_FIXED.replace(
+    "import functools\n", "import functools\nimport sys\n\nIN = '_pytest' in sys.modules\n"
+)
+
+
+@pytest.mark.parametrize("lint", [True, False])
+async def test_a_project_whose_business_tests_are_is_not_suspected(lint: bool, local: LocalSandbox) -> None:
+    result = await grade(dataclasses.replace(TESTS, lint=lint), edit("shapes/core.py", AWARE), local)
+    assert result.tests_passed
+    assert (result.reward, bool(result.suspicions)) == ((0.0, True) if lint else (1.0, False))

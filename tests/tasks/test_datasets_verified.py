@@ -120,6 +120,7 @@ def test_the_runners_are_those_that_can_judge(tasks: dict[tuple[str, str], Sourc
     )
     assert tasks["sphinx-doc/sphinx", "7.1"].build.test_command == "python -m pytest"
     assert tasks["psf/requests", "2.31"].targets == ()
+    assert {repo for (repo, _), task in tasks.items() if not task.build.lint} == {"pytest-dev/pytest"}
 
 
 def test_facts_of_some_versions(tasks: dict[tuple[str, str], SourceTask]) -> None:

@@ -96,6 +96,7 @@ OWN: dict[str, Any] = {
     "targets": ["sympy/a/tests/test_b.py"],
     "test_patch": "diff --git a/t b/t\n",
     "gold_patch": "diff --git a/x b/x\n",
+    "lint": False,
     "timeout_s": 77.0,
     "test_timeout_s": 5.0,
     "env_key": "key~0123456789abcdef",
@@ -117,6 +118,7 @@ def test_own_columns_reach_the_grader(tmp_path: Path) -> None:
         targets=("sympy/a/tests/test_b.py",),
         log_format="sympy",
         test_patch="diff --git a/t b/t\n",
+        lint=False,
     )
     assert plain.tests == TestSpec(("python", "-m", "pytest"), tuple(ROW["FAIL_TO_PASS"]), (), 7.0)
     row, _ = load_rows(path)
@@ -135,6 +137,7 @@ def test_own_columns_reach_the_grader(tmp_path: Path) -> None:
         ({"test_command": "pytest"}, "test_command is text, but no JSON list"),
         ({"targets": [1]}, "targets is no list of texts"),
         ({"timeout_s": -1}, "timeout_s is no positive number"),
+        ({"lint": "no"}, "lint is neither true nor false"),
         ({"test_timeout_s": True}, "test_timeout_s is no positive number"),
     ],
 )
