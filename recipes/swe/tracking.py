@@ -49,6 +49,7 @@ class RunTracking(Tracking):
         self._more_metrics = tuple(more_metrics)
         self._sampled_step: int | None = None
         self._ended = False
+        self._line: dict[str, Any] = {}
         if self.backend == "wandb":
             self.logger.define_metric("*", step_metric=STEP_KEY)
 
@@ -58,7 +59,10 @@ class RunTracking(Tracking):
         for more in self._more_metrics:
             data |= more()
         self.metrics_file.append(step, data)
-        say(progress_line(step, self._total_steps, data))
+        self._line |= data
+        if commit:  # the asynchronous loop logs a step in two parts
+            say(progress_line(step, self._total_steps, self._line))
+            self._line = {}
         if self.backend == "console":
             return
         if self.backend == "wandb" and self._samples_due(step):

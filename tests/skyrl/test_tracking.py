@@ -140,3 +140,24 @@ def test_a_tracker_that_was_not_ended_does_not_hold_the_process(tmp_path: Path):
         env={**os.environ, **environment}, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert "KeyboardInterrupt" in done.stderr and done.returncode != 0
+
+
+def test_a_step_logged_in_two_parts_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # As SkyRL's asynchronous loop does: metrics first, times with the commit.
+    tracking = RunTracking(
+        run_dir=tmp_path,
+        total_steps=2,
+        recorder=RolloutRecorder(tmp_path),
+        project_name="toy",
+        experiment_name="toy",
+        backend="console",
+        config=SkyRLTrainConfig(),
+        tags=[],
+    )
+    tracking.log({"reward/avg_raw_reward": 0.25}, step=1, commit=False)
+    tracking.log({"timing/step": 3.5}, step=1, commit=True)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step 1/2")]
+    assert len(lines) == 1
+    assert "0.25" in lines[0] and "3.50" in lines[0]
+    (step,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert step.metrics["reward/avg_raw_reward"] == 0.25 and step.metrics["timing/step"] == 3.5
