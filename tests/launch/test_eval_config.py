@@ -6,6 +6,7 @@ import pytest
 
 from launch.config_compose import ConfigError
 from launch.config_eval import load_eval_config
+from launch.config_validate import load_config
 from launch.eval import main
 
 SMALL = ["policy=cpu_tiny", "agent=demo"]
@@ -40,3 +41,18 @@ def test_a_dry_run_says_what_would_be_run(tmp_path: Path, capsys: pytest.Capture
     assert "no.jsonl does not exist" in capsys.readouterr().err
     assert main(["--help"]) == 0
     assert "Exit status" in capsys.readouterr().out
+
+
+def test_rules_on_what_is_trained_on_and_evaluated():
+    overrides = [
+        "trainer=grpo_fsdp_async", "dry_run=true", "eval.every_steps=5", "data.skip.retry_after_epochs=1",
+        *(f"data.curriculum.{key}" for key in ("order=easy_first", "min_rate=0.5", "max_rate=0.2")),
+    ]  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides)
+    found = {line.split(":")[0] for line in caught.value.errors}
+    assert found == {
+        "eval.tasks", "data.curriculum.min_rate", "data.curriculum.rates", "data.skip.retry_after_epochs",
+        "data.skip",
+    }  # fmt: skip
+    assert any("zero_variance_filter" in line for line in caught.value.errors)
