@@ -90,6 +90,9 @@ def _run(plan: Plan, console: Console) -> int:
         console.print(f"launch/prepare.py: no sandbox can be opened here: {error}", markup=False)
         console.print("What to change: python launch/doctor.py")
         return UNUSABLE_MACHINE
+    except OSError as error:
+        console.print(f"launch/prepare.py: {error}; what is done is kept", style="bold red", markup=False)
+        return FAILED
     finally:
         signal.signal(signal.SIGTERM, previous)
 

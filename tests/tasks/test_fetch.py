@@ -24,6 +24,8 @@ class Index:
     def __init__(self) -> None:
         self.answers: dict[str, Callable[[], Answer]] = {}
         self.asked: list[tuple[str, str | None]] = []
+        self.cut_off: list[str] = []
+        """Paths whose next answer breaks off in the middle."""
         index = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -32,7 +34,11 @@ class Index:
                 status, kind, body = index.answers.get(self.path, lambda: (404, "text/plain", b""))()
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
+                if self.path in index.cut_off:
+                    index.cut_off.remove(self.path)
+                    body = body[: len(body) // 2]
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
@@ -75,6 +81,33 @@ def test_failures_of_a_server_are_retried(index: Index, tmp_path: Path) -> None:
     left = [(503, "text/plain", b""), (500, "text/plain", b"")]
     index.answers["/simple/tiny/"] = lambda: left.pop() if left else good()
     Fetcher(index.url, tmp_path, wait_s=0.01).fetch(WANTED)
+
+
+def test_a_download_that_breaks_off_is_tried_again(index: Index, tmp_path: Path) -> None:
+    index.cut_off = ["/files/tiny-1.0.tar.gz", "/simple/tiny/", "/files/tiny-1.0.tar.gz"]
+    assert Fetcher(index.url, tmp_path, wait_s=0.01).fetch(WANTED).read_bytes() == DATA
+    index.cut_off = ["/files/tiny-1.0.tar.gz"] * 3
+    with pytest.raises(FetchError, match="cut off after 4 of 8 bytes"):
+        Fetcher(index.url, tmp_path / "other", wait_s=0.01).fetch(WANTED)
+    assert not (tmp_path / "other").exists()
+
+
+def test_one_of_the_locked_hashes_is_taken(index: Index, tmp_path: Path) -> None:
+    fetcher = Fetcher(index.url, tmp_path, wait_s=0.01)
+    assert fetcher.files_of("tiny") == [WANTED.file]
+    assert fetcher.fetch_one_of("tiny", WANTED.file, ["0" * 64]) is None and not list(tmp_path.iterdir())
+    assert fetcher.fetch_one_of("tiny", WANTED.file, ["0" * 64, WANTED.sha256]) == WANTED.sha256
+    assert (tmp_path / WANTED.file).read_bytes() == DATA
+
+
+def test_hosts_of_an_index_are_those_of_its_pages(index: Index, tmp_path: Path) -> None:
+    page = b'<a href="https://files.example/tiny-1.0.tar.gz">tiny-1.0.tar.gz</a><a href="x/y.whl">y</a>'
+    index.answers["/simple/tiny/"] = lambda: (200, "text/html", page)
+    fetcher = Fetcher(index.url, tmp_path, wait_s=0.01)
+    own = index.url.split("/")[2]
+    assert fetcher.hosts() == (own,)  # it has no page of pip
+    fetcher.files_of("tiny")
+    assert fetcher.hosts() == (own, "files.example")
 
 
 def test_wrong_content_is_refused_and_not_kept(index: Index, tmp_path: Path) -> None:
