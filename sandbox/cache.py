@@ -14,7 +14,7 @@ from sandbox.cache_evict import GRACE_S
 from sandbox.cache_files import write_atomically
 from sandbox.cache_gate import Gate, LocalGate
 from sandbox.cache_layer import content_path, layer_dir, set_aside
-from sandbox.cache_lease import touch
+from sandbox.cache_lease import locked, touch
 from sandbox.cache_record import (
     PREPARE_HINT,
     PYTHON_TARGET,
@@ -101,8 +101,7 @@ class EnvCache:
         path = env_path(self._root, spec.key)
         stamp = self._stamp(path, spec.key)
         known = self._memo.get(spec.key)
-        # Each layer is touched, so that it is not evicted before a sandbox is open over it.
-        if known and known[0] == stamp and all(touch(layer_dir(self._root, name)) for name in known[2]):
+        if known and known[0] == stamp and self._still(known[1], known[2]):
             return known[1]
         record = read_record(path)
         took = [self._have(name) for name in record.layers]
@@ -123,6 +122,13 @@ class EnvCache:
             fetched_bytes=sum(fetched.file_bytes for fetched in took),
         )
 
+    def _still(self, env: CachedEnv, names: tuple[str, ...]) -> bool:
+        """Whether a known environment is still here. Each layer is touched, so that it is not evicted before
+        a sandbox is open over it, and looked at: it may have gone and come back in another form."""
+        return all(touch(layer_dir(self._root, name)) for name in names) and all(
+            layer.exists() for layer in env.layers
+        )
+
     def _stamp(self, path: Path, key: str) -> int:
         """Time stamp of the environment's record; the record is fetched when it is not here."""
         try:
@@ -130,15 +136,21 @@ class EnvCache:
         except FileNotFoundError:
             if self._origin is None:
                 raise CacheError(f"environment {key} is not in {self._root}; {PREPARE_HINT}") from None
-        text = self._origin.store.read(f"envs/{check_key(key)}.json")
+        (self._root / "locks").mkdir(parents=True, exist_ok=True)
+        with locked(self._root / "locks" / "envs"):
+            if not path.exists():  # the first of those that asked has it by now
+                self._fetch_record(path, key, self._origin.store)
+            return path.stat().st_mtime_ns
+
+    def _fetch_record(self, path: Path, key: str, store: Store) -> None:
+        text = store.read(f"envs/{check_key(key)}.json")
         if text is None:
             raise CacheError(
-                f"environment {key} is neither in {self._root} nor in {self._origin.store.url}; "
+                f"environment {key} is neither in {self._root} nor in {store.url}; "
                 f"{PREPARE_HINT}, then: python launch/cache.py push"
             )
-        parse_record(f"the record of {key} in {self._origin.store.url}", text)
+        parse_record(f"the record of {key} in {store.url}", text)
         write_atomically(path, text)
-        return path.stat().st_mtime_ns
 
     def _have(self, name: str) -> Fetched:
         """Have a layer here: nothing to do, or a fetch. A layer without its content is set aside first."""

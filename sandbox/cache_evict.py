@@ -19,6 +19,7 @@ from sandbox.errors import CacheError
 GRACE_S = 600.0
 """A layer that was asked for so recently may be about to be opened."""
 _TRASH = ".trash-"
+_ABANDONED_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,10 @@ def remove_unused(root: Path, name: str, *, grace_s: float) -> bool:
 
 
 def sweep_trash(root: Path) -> None:
-    """Finish what a killed eviction began; the caller holds the lock of evictions."""
+    """Finish what killed evictions began, and remove what killed builds and pushes left long ago; the caller
+    holds the lock of evictions."""
     for trash in (root / "layers").glob(f"{_TRASH}*"):
         shutil.rmtree(trash)
+    for unfinished in (root / "layers").glob(".tmp-*"):
+        if time.time() - unfinished.lstat().st_mtime > _ABANDONED_S:
+            shutil.rmtree(unfinished, ignore_errors=True)

@@ -93,7 +93,7 @@ def push_layer(
 def _pack_and_put(root: Path, name: str, store: Store, form: PackedForm) -> Manifest:
     touch(root / "layers" / name)
     content, info = content_path(root, name), read_info(root, name)
-    with tempfile.TemporaryDirectory(prefix=".tmp-pack-", dir=root) as folder:
+    with tempfile.TemporaryDirectory(prefix=".tmp-pack-", dir=root / "layers") as folder:
         file = Path(folder) / "packed"
         if content.name == "image":
             # As it came: its digests were checked then, and cannot be told from the image alone.

@@ -114,8 +114,11 @@ def test_a_killed_eviction_is_finished_by_the_next(tmp_path: Path) -> None:
     three_layers(tmp_path)
     layer_dir(tmp_path, "old-0").rename(tmp_path / "layers" / ".trash-old-0-1")
     assert not has_layer(tmp_path, "old-0")
+    for name, age_s in ((".tmp-a", 90_000), (".tmp-b", 3600)):
+        (tmp_path / "layers" / name).mkdir()
+        os.utime(tmp_path / "layers" / name, (time.time() - age_s,) * 2)
     evict(tmp_path, 1 << 40)
-    assert visible(tmp_path) == ["middle-0", "new-0"]
+    assert visible(tmp_path) == [".tmp-b", "middle-0", "new-0"]
 
 
 def test_a_lock_file_may_be_removed_by_its_holder(tmp_path: Path) -> None:
