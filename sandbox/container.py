@@ -31,14 +31,13 @@ from sandbox.container_start import (
     copy_interpreter,
     forget_times,
     host_binds,
-    is_ours,
     listen,
     python_inside,
 )
 from sandbox.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxUnavailableError
 from sandbox.mini import default_state_dir
 from sandbox.stage import make_skeleton
-from sandbox.types import BindMount, SandboxSpec
+from sandbox.types import SandboxSpec
 
 _START_TIMEOUT_S = 120.0
 _COPY_TIMEOUT_S = 600.0
@@ -121,11 +120,11 @@ class ContainerBackend:
             self._directory = None
 
     async def open(self, spec: SandboxSpec) -> ContainerSandbox:
-        """See `sandbox.types.Backend.open`."""
+        """See `sandbox.types.Backend.open`. An image by its name is fetched where the engine can."""
         leases = self._leases.take(spec.layers)
         try:
-            image = await self._images_for(spec).of(spec.layers)
-            opened = await self._start(spec, image, host_binds())
+            image = spec.image or await self._images_for(spec).of(spec.layers)
+            opened = await self._start(spec, image)
         except SandboxStartError:
             self._leases.release(leases)
             raise
@@ -138,16 +137,9 @@ class ContainerBackend:
         opened.when_gone(lambda: self._leases.release(leases))
         return opened
 
-    async def open_image(self, image: str, spec: SandboxSpec) -> ContainerSandbox:
-        """A sandbox over an image by its name, as data sets give it; the engine fetches it where it can.
-
-        The layers of `spec` are not used. The host's Python runs in it and needs a C library that is not
-        much older than the host's."""
-        return await self._start(spec, image, ())
-
     async def open_copy(self, spec: SandboxSpec, image: str, upper: Path) -> ContainerSandbox:
         """A sandbox like one of this backend, with a copy of what that has written."""
-        return await self._start(spec, image, host_binds() if spec.layers or is_ours(image) else (), upper)
+        return await self._start(spec, image, upper)
 
     def _images_for(self, spec: SandboxSpec) -> Images:
         network = spec.network != "none" or bool(spec.allowed_hosts)
@@ -163,9 +155,7 @@ class ContainerBackend:
             raise SandboxUnavailableError("not entered: use `async with ContainerBackend(...)`")
         return self._directory
 
-    async def _start(
-        self, spec: SandboxSpec, image: str, binds: Sequence[BindMount], upper: Path | None = None
-    ) -> ContainerSandbox:
+    async def _start(self, spec: SandboxSpec, image: str, upper: Path | None = None) -> ContainerSandbox:
         try:
             AllowList.parse(spec.allowed_hosts)
         except ValueError as error:
@@ -177,7 +167,7 @@ class ContainerBackend:
         words = [
             "--name", name, "--label", LABEL,
             "--network", "host" if spec.network == "host" else "none",
-            *self._engine.isolation(), *self._limits(spec), *self._mounts(spec, link, binds),
+            *self._engine.isolation(), *self._limits(spec), *self._mounts(spec, link),
             *command(image, spec),
         ]  # fmt: skip
         try:
@@ -245,13 +235,13 @@ class ContainerBackend:
             open_files=limits.open_files,
         )
 
-    def _mounts(self, spec: SandboxSpec, link: Path, binds: Sequence[BindMount]) -> list[str]:
+    def _mounts(self, spec: SandboxSpec, link: Path) -> list[str]:
         package = Path(sandbox.__file__).resolve().parent
         words = self._engine.mount(link, f"{container_init.HOME}/link")
         words += self._engine.mount(package, f"{container_init.HOME}/package/sandbox")
         words += self._engine.mount(Path(sys.base_prefix), f"{container_init.HOME}/python")
         words += self._engine.mount(self._own_directory() / "python", python_inside())
-        for bind in (*binds, *spec.binds):
+        for bind in (*(() if spec.image else host_binds()), *spec.binds):
             words += self._engine.mount(bind.source, bind.target, writable=bind.writable)
         return words
 

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 from sandbox import container_init
-from sandbox.container_image import REPOSITORY
 from sandbox.proxy import PORT, uses_proxy
 from sandbox.stage import host_directories
 from sandbox.types import BindMount, SandboxSpec
@@ -23,11 +22,6 @@ def copy_interpreter(target: Path) -> None:
     user namespace, as its memory's owner is then the outside's root, proc(5) and execve(2)."""
     shutil.copyfile(interpreter(), target)
     target.chmod(0o711)
-
-
-def is_ours(image: str) -> bool:
-    """Whether it was made from layers, and so has the host's programs bound in."""
-    return image.startswith(REPOSITORY + ":")
 
 
 def host_binds() -> tuple[BindMount, ...]:

@@ -121,6 +121,8 @@ class MiniBackend:
 
     async def open_from(self, spec: SandboxSpec, *, origin: str = "", area: int = -1) -> MiniSandbox:
         """`open`, for forks with the files in another one's writable area, given by descriptor."""
+        if spec.image:
+            raise SandboxStartError("only container backends open images by name")
         try:
             AllowList.parse(spec.allowed_hosts)
         except ValueError as error:

@@ -88,6 +88,8 @@ class SandboxSpec:
     usual variables (`HTTPS_PROXY`, ...) name it inside. A bare host means ports 80 and 443."""
     upper: Literal["tmpfs", "disk"] = "tmpfs"
     """Where what is written goes: memory (counts against `memory_bytes`), or the state directory's disk."""
+    image: str = ""
+    """Name of a container image to use in place of layers and of the host's /usr; container backends only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,9 +284,16 @@ class CachedEnv:
     """Seconds this call waited at the I/O gate before it might unpack."""
     fetched_bytes: int = 0
     """Bytes of layer files that this call read from the shared store."""
+    image: str = ""
+    """Container image that is used in place of the layers, see `SandboxSpec.image`."""
 
     def spec(self, limits: Limits) -> SandboxSpec:
         """The sandbox to open over this environment."""
         return SandboxSpec(
-            layers=self.layers, binds=self.binds, env=self.env, workdir=self.workdir, limits=limits
+            layers=self.layers,
+            binds=self.binds,
+            env=self.env,
+            workdir=self.workdir,
+            limits=limits,
+            image=self.image,
         )

@@ -187,6 +187,8 @@ class LandlockBackend:
             raise SandboxUnavailableError("not entered: use `async with LandlockBackend()`")
         if spec.network == "host" or spec.allowed_hosts:
             raise SandboxStartError("the Landlock mode has no network")
+        if spec.image:
+            raise SandboxStartError("only container backends open images by name")
         name = f"{process.tag(os.getpid())}-{id(self):x}-{next(self._names)}"
         directory = self._directory / str(next(self._names))
         directory.mkdir(mode=0o700)

@@ -131,11 +131,13 @@ async def test_an_image_by_its_name(containers: ContainerBackend, spec: SandboxS
     async with await containers.open(spec) as sandbox:
         image = sandbox.image
     usr = BindMount(Path("/usr"), "/usr")  # an image that a registry has brings programs of its own
-    async with await containers.open_image(image, replace(spec, layers=(), binds=(usr,))) as sandbox:
-        assert await run(sandbox, "ls pkg") == "a.py\nb.py\ntwin.py\n"
-        assert await sandbox.diff("/testbed") == ""
+    named = replace(spec, layers=(), binds=(usr,), image=image)
+    async with await containers.open(named) as sandbox:
+        assert await run(sandbox, "ls pkg; echo new > pkg/new") == "a.py\nb.py\ntwin.py\n"
+        async with await sandbox.fork() as twin:
+            assert "pkg/new" in await twin.diff("/testbed")
     with pytest.raises(SandboxStartError):
-        await containers.open_image("localhost/nobody/has:this", spec)
+        await containers.open(replace(spec, image="localhost/nobody/has:this"))
 
 
 async def test_what_cannot_start_says_why(containers: ContainerBackend, spec: SandboxSpec) -> None:
