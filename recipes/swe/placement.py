@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 LOST = (RayActorError, ActorUnschedulableError, ObjectLostError)
 """What Ray raises when a worker, its node, or a result that lay on that node is gone."""
 
+ROLLOUTS = "rollouts"
+"""Custom resource (`ray start --resources='{"rollouts": 1}'`) of nodes that are to run sandboxes."""
 REVIVAL_DELAYS_S = (0.0, 2.0, 10.0, 30.0, 60.0)
 """Waits before each try to start a new worker in place of a dead one."""
 READY_TIMEOUT_S = 300.0
@@ -35,10 +37,20 @@ class PlacementError(RuntimeError):
 
 
 def alive_nodes() -> list[str]:
-    """Ids of the nodes that are up, the driver's own first."""
+    """Ids of the nodes that are up, best first: those started with the resource `rollouts`, then those with
+    GPUs (a head node without any stays free), then the driver's own."""
     own = ray.get_runtime_context().get_node_id()
-    ids = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
-    return sorted(ids, key=lambda node_id: node_id != own)
+    return ranked([node for node in ray.nodes() if node["Alive"]], own)
+
+
+def ranked(nodes: Sequence[Mapping[str, Any]], own: str) -> list[str]:
+    """Ids of `nodes` (as Ray lists them), best first."""
+
+    def rank(node: Mapping[str, Any]) -> tuple[bool, bool, bool, str]:
+        has = node["Resources"]
+        return ROLLOUTS not in has, "GPU" not in has, node["NodeID"] != own, node["NodeID"]
+
+    return [node["NodeID"] for node in sorted(nodes, key=rank)]
 
 
 def wait_for_nodes(count: int, *, timeout_s: float = NODES_TIMEOUT_S) -> list[str]:

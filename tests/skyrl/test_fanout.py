@@ -13,7 +13,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from recipes.swe.fanout import DEATHS, Fanout
-from recipes.swe.placement import PlacementError, wait_for_nodes
+from recipes.swe.placement import ROLLOUTS, PlacementError, ranked, wait_for_nodes
 from recipes.swe.types import Rollout, RolloutRequest
 from recipes.swe.wire import pack, unpack
 from tests.skyrl.fake_runner import make_request, make_task, make_trajectory
@@ -192,6 +192,17 @@ def test_a_dead_nodes_rollouts_move_and_its_worker_waits_for_a_node(cluster: Clu
         assert sum(worker.up for worker in fanout._workers) == 2
 
     with_fanout(tmp_path / "log", use, nodes=3, slots=1)
+
+
+def test_nodes_for_rollouts_come_first_then_those_with_gpus() -> None:
+    nodes = [
+        {"NodeID": "a-head", "Resources": {"CPU": 8}},
+        {"NodeID": "b-gpu", "Resources": {"CPU": 8, "GPU": 8}},
+        {"NodeID": "c-gpu-driver", "Resources": {"CPU": 8, "GPU": 8}},
+        {"NodeID": "d-named", "Resources": {"CPU": 8, ROLLOUTS: 1}},
+    ]
+    assert ranked(nodes, "c-gpu-driver") == ["d-named", "c-gpu-driver", "b-gpu", "a-head"]
+    assert ranked(nodes[:2], "a-head") == ["b-gpu", "a-head"]
 
 
 def test_too_few_nodes_are_told(cluster: Cluster) -> None:
