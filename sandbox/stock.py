@@ -1,8 +1,8 @@
 """Sandboxes that are open and unused, kept by the spec they were opened for.
 
 Sandboxes of one spec are interchangeable as long as nobody used them. `Stock` opens some ahead, hands out the
-readiest one, and closes what was not wanted; it never holds more than `most`. Its users (`sandbox.spares`, the
-recipes) say when to open which. It hands out none whose layers or binds were replaced meanwhile.
+readiest one, and closes what was not wanted; it never holds more than `most`. Its users (`sandbox.spares`,
+the recipes) say when to open which. It hands out none whose layers or binds were replaced meanwhile.
 """
 
 import asyncio
