@@ -190,26 +190,11 @@ def _plan(plain: dict[str, Any], data: dict[str, Any]) -> Plan:
     if made_here and not lists:
         raise ConfigError([f"data={name} names no source of rows; set source.path or data.source"])
     tasks, projects = _SMALLEST.get(name, (1, 1)) if made_here else (1, 1)
-    check_section, build = plain["check"], plain["build"]
+    build = plain["build"]
     cache_dir = ROOT / plain["paths"]["cache_dir"]
     return Plan(
         action=plain["action"],
-        request=PrepareRequest(
-            name=name,
-            cache_dir=cache_dir,
-            output=ROOT / (plain["tasks_file"] or data["path"]),
-            filter=plain["filter"],
-            retry=tuple(plain["retry"]),
-            force=plain["force"],
-            parallel_builds=build["parallel"],
-            parallel_checks=plain["parallel"] or min(MAX_PARALLEL, len(os.sched_getaffinity(0))),
-            check=CheckSettings(
-                check_section["repeats"],
-                check_section["stress_repeats"],
-                check_section["stress_processes"],
-                _limits(check_section),
-            ),
-        ),
+        request=_request(plain, data),
         settings=BuildSettings(
             cache_dir,
             plain["index_url"] or _index(),
@@ -227,6 +212,26 @@ def _plan(plain: dict[str, Any], data: dict[str, Any]) -> Plan:
         validate=name != "local" if plain["validate"] is None else plain["validate"],
         min_tasks=tasks if plain["min_tasks"] is None else plain["min_tasks"],
         min_projects=projects if plain["min_projects"] is None else plain["min_projects"],
+    )
+
+
+def _request(plain: dict[str, Any], data: dict[str, Any]) -> PrepareRequest:
+    check_section = plain["check"]
+    return PrepareRequest(
+        name=data["name"],
+        cache_dir=ROOT / plain["paths"]["cache_dir"],
+        output=ROOT / (plain["tasks_file"] or data["path"]),
+        filter=plain["filter"],
+        retry=tuple(plain["retry"]),
+        force=plain["force"],
+        parallel_builds=plain["build"]["parallel"],
+        parallel_checks=plain["parallel"] or min(MAX_PARALLEL, len(os.sched_getaffinity(0))),
+        check=CheckSettings(
+            check_section["repeats"],
+            check_section["stress_repeats"],
+            check_section["stress_processes"],
+            _limits(check_section),
+        ),
     )
 
 

@@ -128,8 +128,9 @@ class Preparation:
 
     async def _group(self, tasks: Sequence[SourceTask]) -> list[_Ready]:
         """Builds the environment of some tasks and validates them; those that wait for the stress."""
-        build, key, started = tasks[0].build, tasks[0].env_key, time.monotonic()
+        build, key = tasks[0].build, tasks[0].env_key
         async with self._builds:
+            started = time.monotonic()
             built = await self._attempt(lambda: self._builder.build(build))
         if isinstance(built, _Fault):
             self._watch(Event("env", key, built.status, built.reason))
@@ -142,8 +143,8 @@ class Preparation:
         return [one for one in ready if one is not None]
 
     async def _task(self, task: SourceTask, built: BuiltEnv, plugins: tuple[str, ...]) -> _Ready | None:
-        started = time.monotonic()
         async with self._checks:
+            started = time.monotonic()
             make = lambda: asyncio.to_thread(  # noqa: E731
                 task_layer, self._root, built, task.start_patch, task.repo
             )

@@ -92,7 +92,7 @@ class Validator:
         kept = self._verdict_path(project, bug, built)
         known = read_verdict(kept)
         try:
-            task = await asyncio.to_thread(task_layer, self._root, built, patch, project.name)
+            task = await asyncio.to_thread(task_layer, self._root, built, patch, project.repo)
         except BuildError as error:
             return Verdict(bug.instance_id, "build_error", str(error))
         record = built.record(task)
