@@ -44,12 +44,6 @@ def spec_build(
     alternatives: the first that exists. `pinned`: requirements that are known exactly; `log_format`: of the
     output, where that of the repository is not known; `with_pytest`: the facts leave out that it is there."""
     named = str(spec.get("packages") or "").strip()
-    files = "|".join(requirement_files) if named == "requirements.txt" else ""
-    conda = "|".join(environment_files) if named == "environment.yml" else ""
-    if named == "requirements.txt" and not files:
-        files = named
-    if named == "environment.yml" and not conda:
-        conda = named
     created = () if named in ("requirements.txt", "environment.yml") else conda_words(named)
     pip = words_of(spec.get("pip_packages"), "pip_packages")
     before, system = split_system(words_of(spec.get("pre_install"), "pre_install"))
@@ -63,8 +57,8 @@ def spec_build(
     return BuildSpec(
         source=source,
         python=python_of(spec.get("python")),
-        requirement_files=(files,) if files else (),
-        environment_files=(conda,) if conda else (),
+        requirement_files=_first_of(requirement_files, "requirements.txt", named),
+        environment_files=_first_of(environment_files, "environment.yml", named),
         packages=packages,
         pre_install=before,
         install=tuple(map(editable, install)),
@@ -73,6 +67,11 @@ def spec_build(
         runner=tests.runner,
         log_format=tests.log_format,
     )
+
+
+def _first_of(choices: Iterable[str], usual: str, named: str) -> tuple[str, ...]:
+    """Files to install where the facts name `usual` in place of packages."""
+    return ("|".join(choices) or usual,) if named == usual else ()
 
 
 def unknown_build(source: RepoSource) -> BuildSpec:
