@@ -30,8 +30,6 @@ LEVEL = 19
 WINDOW_LOG = 27
 """128 MiB: what lies far apart in a tree is still found to be the same. The most that decoders take
 unasked."""
-JOB_BYTES = 16 << 20
-"""What one thread of the compressor takes at a time; part of the format, for the bytes depend on it."""
 CHUNK_BYTES = 1 << 20
 _PACK_TIMEOUT_S = 3600.0
 
@@ -140,11 +138,11 @@ def _image_command(form: PackedForm, program: str, content: Path, target: Path) 
     return [program, "--quiet", "-zlz4hc,12", "-x-1", "--all-root", *fixed, str(target), str(content)]
 
 
-def write_tar(content: Path, target: Path, *, workers: int = 0, level: int | None = None) -> None:
-    """The tree as tar.zst. `workers`: threads, 0 for one a core; the bytes do not depend on it."""
+def write_tar(content: Path, target: Path, *, level: int | None = None) -> None:
+    """The tree as tar.zst. One thread: with more, each would read the whole window before it, and the bytes
+    would depend on how the work is cut. Layers are packed side by side instead."""
     settings = zstandard.ZstdCompressionParameters.from_level(  # pyright: ignore[reportUnknownMemberType]
-        level or LEVEL, window_log=WINDOW_LOG, enable_ldm=True, write_checksum=True, job_size=JOB_BYTES,
-        threads=workers or len(os.sched_getaffinity(0)),
+        level or LEVEL, window_log=WINDOW_LOG, enable_ldm=True, write_checksum=True
     )  # fmt: skip
     compressor = zstandard.ZstdCompressor(compression_params=settings)
     with open(target, "xb") as file, compressor.stream_writer(file, closefd=False) as packed:

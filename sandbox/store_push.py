@@ -6,8 +6,10 @@ which binds a directory of the machine that built it) is refused: it would not w
 """
 
 import hashlib
+import os
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,11 +56,17 @@ def push_envs(
     store.make()
     names = list(dict.fromkeys(name for record in records.values() for name in record.layers))
     new, written = 0, 0
-    for number, name in enumerate(names, start=1):
-        size = push_layer(root, name, store, form=form, mark=mark)
-        if size:
-            new, written = new + 1, written + size
-            say(f"{number} of {len(names)} layers: {name}, {size} bytes")
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # compressing lets other threads run
+        waiting = [pool.submit(push_layer, root, name, store, form=form, mark=mark) for name in names]
+        for number, (name, task) in enumerate(zip(names, waiting, strict=True), start=1):
+            try:
+                size = task.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+            if size:
+                new, written = new + 1, written + size
+                say(f"{number} of {len(names)} layers: {name}, {size} bytes")
     for key, record in records.items():
         store.write(f"envs/{check_key(key)}.json", dump_record(record))
     return Pushed(len(records), len(names), new, written)

@@ -1,6 +1,5 @@
 """A layer as one file: the same bytes each time, the same tree back, nothing outside, damage noticed."""
 
-import hashlib
 import io
 import os
 import shutil
@@ -43,16 +42,6 @@ def test_same_tree_same_bytes_whenever_and_wherever_it_was_made(tmp_path: Path, 
     pack(second, form, tmp_path / "2")
     assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
     assert tree_facts(first) == tree_facts(second)
-
-
-def test_bytes_do_not_depend_on_the_number_of_threads(tmp_path: Path) -> None:
-    content = tmp_path / "content"
-    content.mkdir()
-    for number in range(3):
-        (content / str(number)).write_bytes(hashlib.shake_256(b"%d" % number).digest(999) * 21_000)
-    for workers in (1, 2, 5):
-        write_tar(content, tmp_path / f"{workers}", workers=workers)
-    assert len({(tmp_path / f"{workers}").read_bytes() for workers in (1, 2, 5)}) == 1
 
 
 def test_tree_comes_back_as_it_was(tmp_path: Path) -> None:
