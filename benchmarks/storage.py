@@ -191,7 +191,7 @@ class Images:
 def images(root: Path, chosen: dict[str, EnvRecord], base: Path, place: Path) -> tuple[int, int]:
     """(podman's storage, the images apart), bytes."""
     place.mkdir()
-    podman, context = Images(place / "podman"), place / "context"
+    podman, context = Images(place / "p"), place / "context"
     context.mkdir()
     try:
         subprocess.run(["tar", "-C", base, "-cf", place / "base.tar", "."], check=True)
@@ -237,7 +237,7 @@ def measure(root: Path, base: Path | None, packages: str, work: Path) -> Sizes:
     base = base or debian(work / "debian", packages)
     ours, our_python, largest = our_store(root, chosen, work / "store")
     packed, packed_python = archives(root, chosen, work / "archives")
-    shared, apart = images(root, chosen, base, work / "images")
+    shared, apart = images(root, chosen, base, work / "i")  # podman allows a runroot 50 characters
     layers = {layer for record in chosen.values() for layer in record.layers}
     return Sizes(
         tasks=len(chosen),
@@ -265,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if os.geteuid() != 0 or not find("podman"):
         raise SystemExit("this builds podman images: be root and apt install podman crun")
-    with tempfile.TemporaryDirectory(prefix="bench-storage-", dir=options.work) as work:
+    with tempfile.TemporaryDirectory(prefix="bs-", dir=options.work) as work:
         sizes = measure(options.cache_dir.absolute(), options.base, options.packages, Path(work))
     print("\n".join(sizes.lines()))
     if options.output:
