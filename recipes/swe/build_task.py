@@ -83,6 +83,7 @@ def _write(root: Path, built: BuiltEnv, patch: str, repo: str, target: Path, fol
     git.run("-c", "pack.threads=1", "repack", "-adq")
     git.run("pack-refs", "--all")
     _strip(work / ".git")
+    _forget_machine(work / ".git" / "index")
     if excluded:
         (work / ".git" / "info").mkdir(exist_ok=True)
         (work / ".git" / "info" / "exclude").write_text("".join(f"/{path}\n" for path in excluded))
@@ -139,6 +140,21 @@ def _strip(git: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def _forget_machine(index: Path) -> None:
+    """Zeroes what git noted of this machine's inodes (ctime, dev, ino, uid, gid), which it does not compare
+    with `checkStat = minimal`; so the same task is the same bytes. gitformat-index(5), version 2."""
+    data = bytearray(index.read_bytes()[:-20])
+    if data[:8] != b"DIRC\0\0\0\2":
+        return
+    at = 12
+    for _ in range(int.from_bytes(data[8:12], "big")):
+        for first, last in ((0, 8), (16, 24), (28, 36)):
+            data[at + first : at + last] = bytes(last - first)
+        end = data.index(0, at + 62)
+        at += (end - at + 8) // 8 * 8
+    index.write_bytes(bytes(data) + hashlib.sha1(data, usedforsecurity=False).digest())
 
 
 class _Git:

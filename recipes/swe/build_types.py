@@ -17,7 +17,7 @@ from sandbox.cache import layer_dir
 from sandbox.cache_publish import publish_layer
 from sandbox.types import GIB, MIB, ExecResult, Limits, Sandbox
 
-BUILD_VERSION = "2"
+BUILD_VERSION = "3"
 """Raise it when a change here must rebuild layers."""
 BUILD_TIMEOUT_S = 1800.0
 BUILD_LIMITS = Limits(memory_bytes=4 * GIB, pids=2048, disk_bytes=8 * GIB, output_bytes=MIB)
