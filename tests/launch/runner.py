@@ -1,5 +1,6 @@
 """Runs launch/train.py in a process of its own, the training itself replaced by a few lines."""
 
+import json
 import os
 import subprocess
 import sys
@@ -20,19 +21,37 @@ sys.exit(main(sys.argv[1:]))
 
 
 def inputs(folder: Path) -> list[str]:
-    """Overrides naming a model and tasks that exist, and private folders."""
+    """Overrides naming a model, tasks and environments that exist, and private folders."""
     (folder / "policy").mkdir(exist_ok=True)
     (folder / "policy" / "config.json").write_text("{}")
-    (folder / "tasks.jsonl").write_text("")
+    write_tasks(folder, 8)
     (folder / "tmp").mkdir(exist_ok=True)
     return [
         "+recipe=cpu_demo",
         f"policy.path={folder / 'policy'}",
         f"data.path={folder / 'tasks.jsonl'}",
+        f"paths.cache_dir={folder}",
         f"paths.runs_dir={folder / 'runs'}",
         f"paths.temp_dir={folder / 'tmp'}",
         f"paths.shm_dir={folder / 'tmp'}",
     ]
+
+
+def write_tasks(folder: Path, number: int) -> None:
+    """Rows that nothing can run, and records that say that their environments are there."""
+    row = {
+        "patch": "diff",
+        "FAIL_TO_PASS": ["t::a"],
+        "PASS_TO_PASS": [],
+        "image_name": "image",
+        "repo": "repo",
+    }
+    row["problem_statement"] = "It fails."
+    rows = [row | {"instance_id": f"task{n}"} for n in range(number)]
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "envs").mkdir(exist_ok=True)
+    for each in rows:
+        (folder / "envs" / f"{each['instance_id']}.json").write_text("{}")
 
 
 def start(
