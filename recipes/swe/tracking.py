@@ -101,7 +101,7 @@ class RunTracking(Tracking):
     def _samples_table(self) -> Any:
         import wandb
 
-        rows = [list(sample_row(sample)) for sample in self.recorder.take_samples()]
+        rows: list[Any] = [list(sample_row(sample)) for sample in self.recorder.take_samples()]
         return wandb.Table(columns=list(COLUMNS), data=rows, allow_mixed_types=True)
 
     def _log_artifact(self, path: Path) -> None:
