@@ -15,16 +15,18 @@ HEAVY += ("swerex", "minisweagent", "pydantic")
 RAY_MODULES = {
     "recipes/swe/experiment.py",
     "recipes/swe/fanout.py",
+    "recipes/swe/gpu_workers.py",
     "recipes/swe/io_gate.py",
     "recipes/swe/placement.py",
 }
-"""Fan-out with its placement, the experiment that starts and stops Ray, and fetching of layers in tasks;
+"""Fan-out with its placement, workers that take the place of SkyRL's, the experiment that starts and stops Ray, and fetching of layers in tasks;
 recipes/cpu starts Ray where there is no GPU."""
 SKYRL_MODULES = {
     "recipes/swe/advantages.py",
     "recipes/swe/dynamic_sampling.py",
     "recipes/swe/experiment.py",
     "recipes/swe/generator.py",
+    "recipes/swe/gpu_workers.py",
     "recipes/swe/output.py",
     "recipes/swe/tracking.py",
     "recipes/swe/trainers.py",
