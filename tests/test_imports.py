@@ -19,8 +19,8 @@ RAY_MODULES = {
     "recipes/swe/io_gate.py",
     "recipes/swe/placement.py",
 }
-"""Fan-out with its placement, workers that take the place of SkyRL's, the experiment that starts and stops Ray, and fetching of layers in tasks;
-recipes/cpu starts Ray where there is no GPU."""
+"""Fan-out with its placement, workers that take the place of SkyRL's, the experiment that starts and stops
+Ray, and fetching of layers in tasks; recipes/cpu starts Ray where there is no GPU."""
 SKYRL_MODULES = {
     "recipes/swe/advantages.py",
     "recipes/swe/dynamic_sampling.py",
