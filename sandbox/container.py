@@ -12,7 +12,6 @@ import os
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +34,7 @@ from sandbox.container_start import (
     python_inside,
 )
 from sandbox.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxUnavailableError
+from sandbox.handle import owner_directory, record_plain_owner
 from sandbox.mini import default_state_dir
 from sandbox.stage import make_skeleton
 from sandbox.types import SandboxSpec
@@ -94,15 +94,8 @@ class ContainerBackend:
         process.raise_file_limit()
         self._version = await self._engine.check()
         self._shifted = await self._engine.shifts_ids()
-        self._state_root.mkdir(mode=0o711, parents=True, exist_ok=True)
-        if self._state_root.stat().st_uid != os.geteuid():
-            raise SandboxUnavailableError(
-                f"{self._state_root} belongs to somebody else; pass another state_dir"
-            )
-        prefix = process.tag(os.getpid()) + "."
-        self._directory = Path(tempfile.mkdtemp(prefix=prefix, dir=self._state_root))
-        self._directory.chmod(0o711)
-        (self._directory / "owner.json").write_text('{"helper": "", "cgroups": []}', encoding="utf-8")
+        self._directory = owner_directory(self._state_root)
+        record_plain_owner(self._directory)
         await asyncio.to_thread(copy_interpreter, self._directory / "python")
         for name in await self._engine.sandboxes():
             if not process.is_alive("-".join(name.split("-")[1:4])):

@@ -58,10 +58,7 @@ class HelperHandle:
     async def start(self) -> None:
         """Start it and wait until it is ready. Raises SandboxUnavailableError or TimeoutError."""
         owner = os.getpid()
-        # Several backends may live in one process (tests); each has its own directory.
-        prefix = process.tag(owner) + "."
-        self._directory = Path(tempfile.mkdtemp(prefix=prefix, dir=_private_directory(self._state_root)))
-        os.chmod(self._directory, 0o711)
+        self._directory = owner_directory(self._state_root)
         ours, theirs = wire.pair()
         with theirs:
             # Takes a millisecond and must stay in this thread: asyncio's own would add a child watcher.
@@ -145,8 +142,17 @@ def _helper_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
 
 
-def _private_directory(path: Path) -> Path:
-    path.mkdir(mode=0o711, parents=True, exist_ok=True)
-    if path.stat().st_uid != os.geteuid():
-        raise SandboxUnavailableError(f"{path} belongs to somebody else; pass another state_dir")
-    return path
+def owner_directory(state_root: Path) -> Path:
+    """A fresh directory below `state_root`, named so that `sandbox.gc` knows whose it is. Several backends
+    may live in one process; each has its own. Raises SandboxUnavailableError."""
+    state_root.mkdir(mode=0o711, parents=True, exist_ok=True)
+    if state_root.stat().st_uid != os.geteuid():
+        raise SandboxUnavailableError(f"{state_root} belongs to somebody else; pass another state_dir")
+    directory = Path(tempfile.mkdtemp(prefix=process.tag(os.getpid()) + ".", dir=state_root))
+    directory.chmod(0o711)
+    return directory
+
+
+def record_plain_owner(directory: Path) -> None:
+    """For an owner with neither helper nor cgroups."""
+    (directory / "owner.json").write_text(json.dumps({"helper": "", "cgroups": []}), encoding="utf-8")

@@ -9,12 +9,10 @@ silently: see `sandbox.fallback`. The processes are in `sandbox.weak_init`.
 import asyncio
 import dataclasses
 import itertools
-import json
 import os
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -24,7 +22,7 @@ from typing import Any, Self, cast
 from sandbox import diff, gc, landlock, process, wire
 from sandbox.conformance_base import Need
 from sandbox.errors import SandboxLostError, SandboxStartError, SandboxUnavailableError
-from sandbox.handle import HelperHandle
+from sandbox.handle import HelperHandle, owner_directory, record_plain_owner
 from sandbox.instance import MiniSandbox
 from sandbox.mini import MiniBackend, default_state_dir
 from sandbox.types import Changes, SandboxSpec, Usage
@@ -160,17 +158,8 @@ class LandlockBackend:
                 "no Landlock: a kernel of 5.13 or later with landlock in its lsm= list, and a container "
                 "whose filter allows its calls"
             )
-        self._state_root.mkdir(mode=0o711, parents=True, exist_ok=True)
-        if self._state_root.stat().st_uid != os.geteuid():
-            raise SandboxUnavailableError(
-                f"{self._state_root} belongs to somebody else; pass another state_dir"
-            )
-        prefix = process.tag(os.getpid()) + "."
-        self._directory = Path(tempfile.mkdtemp(prefix=prefix, dir=self._state_root))
-        self._directory.chmod(0o711)
-        (self._directory / "owner.json").write_text(
-            json.dumps({"helper": "", "cgroups": []}), encoding="utf-8"
-        )
+        self._directory = owner_directory(self._state_root)
+        record_plain_owner(self._directory)
         return self
 
     async def __aexit__(

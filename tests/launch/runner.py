@@ -25,6 +25,9 @@ def inputs(folder: Path) -> list[str]:
     (folder / "policy").mkdir(exist_ok=True)
     (folder / "policy" / "config.json").write_text("{}")
     write_tasks(folder, 8)
+    (folder / "envs").mkdir(exist_ok=True)
+    for number in range(8):  # records that say that their environments are there
+        (folder / "envs" / f"task{number}.json").write_text("{}")
     (folder / "tmp").mkdir(exist_ok=True)
     return [
         "+recipe=cpu_demo",
@@ -37,8 +40,8 @@ def inputs(folder: Path) -> list[str]:
     ]
 
 
-def write_tasks(folder: Path, number: int) -> None:
-    """Rows that nothing can run, and records that say that their environments are there."""
+def write_tasks(folder: Path, number: int) -> Path:
+    """A file of rows that nothing can run."""
     row = {
         "patch": "diff",
         "FAIL_TO_PASS": ["t::a"],
@@ -48,10 +51,9 @@ def write_tasks(folder: Path, number: int) -> None:
     }
     row["problem_statement"] = "It fails."
     rows = [row | {"instance_id": f"task{n}"} for n in range(number)]
-    (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "envs").mkdir(exist_ok=True)
-    for each in rows:
-        (folder / "envs" / f"{each['instance_id']}.json").write_text("{}")
+    path = folder / "tasks.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 def start(

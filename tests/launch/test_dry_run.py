@@ -1,6 +1,5 @@
 """What the dry run says of placement and of what is missing, without SkyRL."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from launch import machine
 from launch.config_validate import load_config, missing_here
 from launch.dry_run_placement import placement_lines
+from tests.launch.runner import write_tasks
 
 
 def placed(*overrides: str) -> str:
@@ -61,21 +61,6 @@ def test_fewer_gpus_make_fewer_engines():
     assert config["skyrl"]["trainer"]["placement"]["policy_num_gpus_per_node"] == 4
 
 
-def tasks_file(folder: Path, number: int) -> Path:
-    row = {
-        "patch": "diff",
-        "FAIL_TO_PASS": ["t::a"],
-        "PASS_TO_PASS": [],
-        "image_name": "image",
-        "repo": "repo",
-    }
-    row["problem_statement"] = "It fails."
-    rows = [row | {"instance_id": f"task{n}"} for n in range(number)]
-    path = folder / "tasks.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def test_exactly_what_is_missing_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(machine, "installed_version", lambda name: machine.EXACT.get(name, "1"))
     monkeypatch.setattr(machine, "gpu_count", lambda: 8)
@@ -91,7 +76,7 @@ def test_exactly_what_is_missing_is_listed(tmp_path: Path, monkeypatch: pytest.M
         return sorted(line.split(":")[0] for line in missing(*more))
 
     assert names() == ["data.path", "policy.path", "sandbox.kind"]
-    path = tasks_file(tmp_path, 20)
+    path = write_tasks(tmp_path, 20)
     there = f"data.path={path}"
     assert names(there) == ["environments", "policy.path", "sandbox.kind"]
     assert any("20 of 20 are not in" in line for line in missing(there))

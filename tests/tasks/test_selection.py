@@ -1,6 +1,5 @@
 """data.shuffle_seed and data.first choose tasks, always the same ones."""
 
-import json
 import random
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from recipes.swe.task_selection import in_order, select_tasks, training_tasks
 from recipes.swe.types import TaskInstance
 from rewards.types import TestSpec as Spec
 from sandbox.types import EnvSpec
+from tests.launch.runner import write_tasks
 
 
 def task(number: int) -> TaskInstance:
@@ -50,17 +50,7 @@ def test_without_a_seed_the_file_decides_and_fewer_than_wanted_are_all() -> None
 
 
 def test_the_configuration_selects(tmp_path: Path) -> None:
-    row = {
-        "patch": "diff",
-        "FAIL_TO_PASS": ["t::a"],
-        "PASS_TO_PASS": [],
-        "image_name": "image",
-        "repo": "repo",
-    }
-    row["problem_statement"] = "It fails."
-    rows = [row | {"instance_id": f"task{n}"} for n in range(9)]
-    path = tmp_path / "tasks.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = write_tasks(tmp_path, 9)
     overrides = [f"data.path={path}", "data.shuffle_seed=42", "data.first=4", "reward.timeout_s=7"]
     config = load_config(["+recipe=cpu_demo", *overrides])
     chosen = training_tasks(config["data"], timeout_s=config["reward"]["timeout_s"])
