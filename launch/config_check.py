@@ -33,6 +33,11 @@ class Above:
     """Values must be larger than this."""
 
 
+@dataclass(frozen=True, slots=True)
+class NotEmpty:
+    """Of a text."""
+
+
 def check(value: Any, kind: Any, path: str = "") -> list[str]:
     """Every way in which `value` is not a `kind` (a dataclass, or any type hint used in one)."""
     if isinstance(value, str) and value == MISSING:
@@ -106,6 +111,8 @@ def _check_scalar(value: Any, kind: Any, path: str) -> list[str]:
 
 
 def _check_bounds(value: Any, bounds: list[Any], path: str) -> list[str]:
+    if value == "" and any(isinstance(bound, NotEmpty) for bound in bounds):
+        return [f"{path}: must not be empty"]
     if value is None or isinstance(value, bool) or not isinstance(value, int | float):
         return []
     for bound in bounds:

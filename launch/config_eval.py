@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from launch.config_check import Above, Between, check
+from launch.config_check import Above, Between, NotEmpty, check
 from launch.config_compose import ROOT, ConfigError, compose_config, to_plain
 from launch.config_schema import LoggerSection, PathsSection, PolicySection, RewardSection, SandboxSection
 from launch.config_schema_data import Count
@@ -60,7 +60,7 @@ class EvalConfig:
     """Name of the folder below paths.runs_dir; a number is added when it is taken."""
     dry_run: bool
     """Check everything and say what would be run."""
-    model: str
+    model: Annotated[str, NotEmpty()]
     """Hugging Face folder or hub id, run folder, or checkpoint."""
     held_out_of: str | None
     """Run folder whose held-out tasks are evaluated."""
@@ -96,7 +96,7 @@ def load_eval_config(overrides: Sequence[str]) -> dict[str, Any]:
     make_paths_absolute(composed)
     plain, unresolved = to_plain(composed)
     for key in ("model", "held_out_of"):
-        if isinstance(plain.get(key), str) and is_local(plain[key]):
+        if plain.get(key) and isinstance(plain[key], str) and is_local(plain[key]):
             plain[key] = str((ROOT / Path(plain[key]).expanduser()).absolute())
     errors = [*errors, *unresolved]
     said = {line.split(":", 1)[0] for line in errors}

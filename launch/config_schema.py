@@ -7,10 +7,11 @@ several keys or on files. `agent` and `skyrl` are described by the dataclasses o
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from launch.config_check import Above, Between
+from launch.config_check import Above, Between, NotEmpty
 from launch.config_schema_data import CurriculumSection, EvalSection, SkipSection
 
 Count = Annotated[int, Between(1)]
+Folder = Annotated[str, NotEmpty()]
 Share = Annotated[float, Between(0, 1)]
 
 
@@ -18,15 +19,15 @@ Share = Annotated[float, Between(0, 1)]
 class PathsSection:
     """Where things lie; relative paths start at the repository root."""
 
-    cache_dir: str
+    cache_dir: Folder
     """Environments, tasks and the demo policy."""
-    runs_dir: str
+    runs_dir: Folder
     """One folder a run."""
-    run_dir: str
+    run_dir: Folder
     """This run's folder."""
-    temp_dir: str
+    temp_dir: Folder
     """Below it lies Ray's session folder of a run; keep it short (socket paths are limited)."""
-    shm_dir: str
+    shm_dir: Folder
     """Below it lie weights on their way to vLLM; best a tmpfs."""
     store: str | None = None
     """Shared store that missing environments come from: folder, file://, s3://, ...; see docs/cache.md."""

@@ -84,7 +84,9 @@ def _make_absolute(config: DictConfig, key: str, *, force: bool) -> None:
         return
     raw = OmegaConf.to_container(parent, resolve=False)
     text = raw.get(name) if isinstance(raw, dict) else None
-    if not isinstance(text, str) or text.startswith("${"):  # follows a key that is made absolute itself
+    if not text or not isinstance(text, str):
+        return  # an empty one is no path, and not the repository either
+    if text.startswith("${"):  # follows a key that is made absolute itself
         return
     if force or is_local(text):
         parent[name] = str((ROOT / Path(text).expanduser()).absolute())

@@ -26,10 +26,12 @@ from launch.config_eval import load_eval_config
 from launch.exit_codes import BAD_CONFIG, FAILED, INTERRUPTED, OK, UNUSABLE_MACHINE
 from launch.run_registry import plan_run, save_config, saved_config, write_owner
 from launch.tracker import tracker_environment
+from recipes.cpu.server import ServerError
 from recipes.report.evaluation import Evaluation, evaluate_rows, evaluation_text
 from recipes.report.recorder import RolloutRecorder
 from recipes.report.rows import read_rows
 from recipes.report.trajectories import verdict
+from recipes.swe.checkpoint_model import NoModelError
 from recipes.swe.types import Rollout, TaskInstance
 
 
@@ -105,6 +107,11 @@ def _run(config: dict[str, Any], tasks: list[TaskInstance]) -> int:
     except KeyboardInterrupt:
         state, status = "interrupted", INTERRUPTED
         _say("interrupted; this is what had ended")
+    except NoModelError as error:
+        print(f"launch/eval.py: model: {error}", file=sys.stderr)
+        status = BAD_CONFIG
+    except ServerError as error:
+        print(f"launch/eval.py: {error}", file=sys.stderr)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the clean-up is short and must not be cut
         end_run(run_id, (temp_dir,))

@@ -70,7 +70,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(plan: Plan, console: Console) -> int:
     lists = load_lists(plan) if plan.source is None else None
-    rows = _read(plan) if plan.source is not None else ([], [])
+    needed = plan.source is not None and plan.action != "report"  # a report needs no hub
+    rows = _read(plan) if needed else ([], [])
     if plan.action != "run":
         return _known(plan, rows[0], console)
     cache_dir = plan.request.cache_dir

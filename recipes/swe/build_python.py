@@ -87,7 +87,7 @@ def choose(found: Sequence[Interpreter], wanted: str) -> Interpreter:
     there = ", ".join(f"{one.version} ({one.kind})" for one in found) or "none"
     raise BuildError(
         f"Python {wanted} is not installed; found: {there}. Install it with `uv python install {wanted}`, "
-        f"pyenv or conda, or name its prefix in `pythons`"
+        f"pyenv or conda, or name its prefix in `build.pythons`"
     )
 
 

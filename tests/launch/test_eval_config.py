@@ -8,6 +8,7 @@ from launch.config_compose import ConfigError
 from launch.config_eval import load_eval_config
 from launch.config_validate import load_config
 from launch.eval import main
+from tests.launch.runner import write_tasks
 
 SMALL = ["policy=cpu_tiny", "agent=demo"]
 
@@ -34,6 +35,16 @@ def test_every_fault_is_told(tmp_path: Path):
     ):
         assert line in text
     assert "no.jsonl does not exist" in errors(f"data.path={tmp_path}/no.jsonl")
+    text = errors("model=", "paths.cache_dir=")
+    assert "model: must not be empty" in text and "paths.cache_dir: must not be empty" in text
+
+
+def test_a_folder_without_a_model_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    tasks = write_tasks(tmp_path, 1)
+    (tmp_path / "empty").mkdir()
+    places = [f"paths.{name}={tmp_path}/{name}" for name in ("cache_dir", "runs_dir")]
+    assert main([*SMALL, *places, f"data.path={tasks}", f"model={tmp_path}/empty"]) == 2
+    assert "neither a model, nor a checkpoint" in capsys.readouterr().err
 
 
 def test_a_dry_run_says_what_would_be_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

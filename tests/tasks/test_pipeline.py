@@ -246,6 +246,10 @@ def test_report_and_export_build_nothing(
     assert command.main(arguments(workshop, cache, rows, "action=report")) == 0
     shown = capfd.readouterr().err
     assert "someone/tiny" in shown and "flaky" in shown and "bad_row" in shown
+    with monkeypatch.context() as offline:
+        offline.setattr(command, "read_tasks", None)
+        assert command.main(arguments(workshop, cache, rows, "action=report")) == 0
+    capfd.readouterr()
     other = cache / "other.jsonl"
     assert command.main([*arguments(workshop, cache, rows, "action=export"), f"tasks_file={other}"]) == 0
     assert not opened and other.read_bytes() == (cache / "tasks" / "tiny.jsonl").read_bytes()
