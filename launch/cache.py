@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     listing.set_defaults(run=_ls)
     verify = commands.add_parser("verify", parents=[shared], help="read everything again and compare digests")
     verify.add_argument("layers", nargs="*", metavar="LAYER", help="only these layers (default: all)")
-    verify.add_argument("--repair", action="store_true", help="fetch what was set aside again; needs --store")
+    verify.add_argument("--repair", action="store_true", help="fetch it again, or remove it (--in-store)")
     verify.add_argument(
         "--in-store", action="store_true", help="the store's files instead of this node's layers"
     )
@@ -152,9 +152,13 @@ def _ls(options: argparse.Namespace, console: Console) -> int:
     return OK
 
 
+def _in_store(options: argparse.Namespace, console: Console) -> int:
+    return verify_store(_store(options), options.layers, console, repair=options.repair)
+
+
 def _verify(options: argparse.Namespace, console: Console) -> int:
     if options.in_store:
-        return FAILED if verify_store(_store(options), options.layers, console) else OK
+        return FAILED if _in_store(options, console) else OK
     store = _store(options) if options.repair else None
     return FAILED if verify_node(options.cache_dir, options.layers, store, console) else OK
 

@@ -116,14 +116,19 @@ def layer_problem(root: Path, name: str) -> str:
     return ""
 
 
-def verify_store(store: Store, layers: Sequence[str], console: Console) -> int:
-    """Read the store's files and compare digests. Returns how many are damaged or missing."""
+def verify_store(store: Store, layers: Sequence[str], console: Console, *, repair: bool = False) -> int:
+    """Read the store's files and compare digests. Returns how many are damaged or missing.
+
+    `repair`: remove what is damaged; a push leaves alone what the store holds."""
     bad, names = 0, list(layers) or store.names("layers")
     for name in names:
         problem = _file_problem(store, name)
         if problem:
             bad += 1
-            console.print(f"{name}: {problem}; push it again from a node that has it")
+            if repair:
+                store.forget_layer(name)
+            done = "removed" if repair else "remove it with --repair"
+            console.print(f"{name}: {problem}; {done}, then push it again from a node that has it")
     console.print(f"{len(names)} layers verified, {bad} damaged")
     return bad
 

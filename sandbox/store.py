@@ -200,6 +200,17 @@ class Store:
         self._call(f"writing {manifest.file}", action)
         self.write(f"layers/{manifest.name}.json", manifest.to_json())
 
+    def forget_layer(self, name: str) -> None:
+        """The manifest, then its files: the next push writes them anew."""
+
+        def action(fs: Any, root: str) -> None:
+            place = f"{root}/layers/{check_name(name)}"
+            for path in (f"{place}.json", *fs.glob(f"{place}.*")):
+                if fs.exists(path):
+                    fs.rm_file(path)
+
+        self._call(f"removing {name}", action)
+
 
 def is_full(error: BaseException) -> bool:
     """Whether an error means that a disk, or the share of it that is ours, is full."""

@@ -103,6 +103,9 @@ def test_verify_of_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert status == 1 and "3 layers verified, 2 damaged" in out
     assert "task-one: its sha256" in out and "task-two: " in out and "lacks" in out
     assert run(capsys, "verify", "--in-store", "--store", store.url, "base-00")[0] == 0
+    assert run(capsys, "verify", "--in-store", "--repair", "--store", store.url)[0] == 1
+    push_envs(tmp_path / "built", ["one", "two"], store, say=lambda _line: None)
+    assert run(capsys, "verify", "--in-store", "--store", store.url)[0] == 0
 
 
 def test_verify_tells_what_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
