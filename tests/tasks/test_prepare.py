@@ -156,7 +156,7 @@ def test_interrupted_run_leaves_nothing_half_done_and_goes_on(workshop: Workshop
     while not list(tmp_path.glob("layers/task-*")) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(120) == 130
     assert not (tmp_path / "tasks" / "local.jsonl").exists()
     assert not list(tmp_path.glob("layers/.tmp-*"))
     assert command.main(workshop.overrides(tmp_path)) == 0
