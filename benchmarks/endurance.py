@@ -118,7 +118,7 @@ async def _use(backend: MiniBackend, journal: Path, number: str, mark: str, log:
     """One sandbox's life. Each acknowledgement is logged before the next step; wrong results too."""
 
     def note(kind: str, text: str = "") -> None:
-        os.write(log, f"{kind}\t{number}\t{text}\n".encode())
+        os.write(log, f"{kind}\t{number}\t{text.replace('\n', ' ')}\n".encode())
 
     spec = SandboxSpec(limits=_LIMITS, binds=(BindMount(journal, "/journal", writable=True),), workdir="/tmp")
     try:
