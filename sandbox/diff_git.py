@@ -33,9 +33,14 @@ def write_patch(old: Mapping[str, Entry], new: Mapping[str, Entry], scratch: Pat
     `scratch`: where the object store lies meanwhile; best a directory that is cleared when its owner dies."""
     if not old and not new:
         return ""
-    with tempfile.TemporaryDirectory(
-        prefix="diff-", dir=scratch if scratch and scratch.is_dir() else None
-    ) as directory:
+    try:
+        return _written(old, new, scratch if scratch and scratch.is_dir() else None)
+    except OSError as error:  # a full disk, or a helper that died and whose directory was removed meanwhile
+        raise SandboxError(f"writing a patch: {error}") from error
+
+
+def _written(old: Mapping[str, Entry], new: Mapping[str, Entry], scratch: Path | None) -> str:
+    with tempfile.TemporaryDirectory(prefix="diff-", dir=scratch) as directory:
         store = Path(directory)
         (store / "objects").mkdir()
         (store / "refs").mkdir()
