@@ -6,14 +6,13 @@ paper's way in `benchmarks.paper`.
 """
 
 import asyncio
-import inspect
 import os
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from benchmarks.children import EXPECTED, Command, ForkServer, WrongResultError
 from benchmarks.fixture import Fixture
@@ -131,15 +130,9 @@ class _MiniStart:
         await self._sandbox.close()
 
 
-def takes_pool() -> bool:
-    """Whether this version of MiniBackend has the warm pool."""
-    return "pool_size" in inspect.signature(MiniBackend.__init__).parameters
-
-
 def mini_backend(pool_size: int, state_dir: Path) -> MiniBackend:
     """A backend with a pool of that size; 0 is none."""
-    options: dict[str, Any] = {"pool_size": pool_size} if takes_pool() else {}
-    return MiniBackend(state_dir=state_dir, **options)
+    return MiniBackend(state_dir=state_dir, pool_size=pool_size)
 
 
 class Mini(Base):
@@ -178,9 +171,6 @@ class MiniPool(Mini):
     what = f"the same from a warm pool of {POOL_SIZE} that had time to refill"
     pool_size = POOL_SIZE
     settle_s = 0.15
-
-    def missing(self) -> str:
-        return "" if takes_pool() else "this version of MiniBackend has no pool"
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()

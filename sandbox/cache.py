@@ -8,6 +8,7 @@ docs/cache.md.
 """
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from sandbox.cache_evict import GRACE_S
@@ -110,12 +111,8 @@ class EnvCache:
             self._memo[spec.key] = (stamp, env, record.layers)
         if not any(fetched.file_bytes for fetched in took):
             return env
-        return CachedEnv(
-            layers=env.layers,
-            binds=env.binds,
-            env=env.env,
-            workdir=env.workdir,
-            digest=env.digest,
+        return replace(
+            env,
             hit=False,
             fetch_s=sum(fetched.seconds for fetched in took),
             gate_wait_s=sum(fetched.gate_wait_s for fetched in took),

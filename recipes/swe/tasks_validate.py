@@ -17,14 +17,14 @@ from recipes.swe.build_env import BuiltEnv
 from recipes.swe.build_task import task_layer
 from recipes.swe.build_types import BuildError
 from recipes.swe.grading import case_of, open_grader
-from recipes.swe.tasks import TEST_COMMAND, TaskRow, gold_patch, parse_row
+from recipes.swe.tasks import TEST_COMMAND, TaskRow, gold_patch, parse_row, tests_of
 from recipes.swe.tasks_build import ProjectBuilder
 from recipes.swe.tasks_patch import make_patch, split_lines
 from recipes.swe.tasks_projects import Bug, Project
 from recipes.swe.tasks_statement import problem_statement
 from rewards.errors import GraderError
 from rewards.runner import TestRun, run_tests
-from rewards.types import RewardResult, TestSpec
+from rewards.types import RewardResult
 from sandbox.cache import EnvRecord, layer_dir, open_record
 from sandbox.cache_publish import publish_env, write_atomically
 from sandbox.errors import SandboxError
@@ -197,7 +197,7 @@ class Validator:
 
     async def _grade(self, row: TaskRow, record: EnvRecord, patch: str) -> RewardResult:
         env = open_record(self._root, row.instance_id, record)
-        tests = TestSpec(TEST_COMMAND, row.fail_to_pass, row.pass_to_pass, TEST_TIMEOUT_S)
+        tests = tests_of(row, timeout_s=TEST_TIMEOUT_S)
         return await self._grader.judge(case_of(tests, env, self._backend, TEST_LIMITS), patch)
 
     def _verdict_path(self, project: Project, bug: Bug, built: BuiltEnv) -> Path:
