@@ -81,8 +81,9 @@ def _run(config: dict[str, Any], plan: RunPlan) -> int:
     _say(str(clean_up((*TEMP_PARENTS, *_temp_parents(config)))))
     _say(f"{plan.note}; folder {run_dir}")
     folders = _open_run(config, run_id)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _raise_terminated)
+    signal.signal(signal.SIGTERM, _raise_terminated)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup(1)
+        signal.signal(signal.SIGHUP, _raise_terminated)
     state, status = "failed", FAILED
     try:
         from recipes.swe.console import quiet

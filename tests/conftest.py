@@ -1,7 +1,8 @@
-"""For all tests: bytecode is written (else imports of the training stack take over a minute), and whether
-sandboxes can open here."""
+"""For all tests: bytecode is written (else imports of the training stack take over a minute), Ctrl-C has its
+usual meaning, and whether sandboxes can open here."""
 
 import os
+import signal
 import sys
 
 import pytest
@@ -10,6 +11,8 @@ from sandbox.probe import unusable_reason
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# A job in a script's background starts with SIGINT ignored, and so would all that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

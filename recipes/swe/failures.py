@@ -6,6 +6,7 @@ of training. What it does not know (a TypeError, a failed assertion) is a progra
 when it is not one but many. Retrying is the caller's business, by `worth_retrying`.
 """
 
+import errno
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -59,7 +60,9 @@ def one_line(error: BaseException, *, limit_chars: int = 500) -> str:
 
 
 def _is_the_nodes(error: Exception) -> bool:
-    """A lost sandbox is one sandbox; one that does not open, or a bad cache, is the node."""
+    """A lost sandbox is one sandbox; one that does not open, a bad cache, or a full disk is the node."""
     if isinstance(error, GraderError):
         return error.kind not in _SAME_EVERYWHERE
-    return isinstance(error, CacheError | SandboxStartError)
+    cause = error.__cause__
+    full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+    return full or isinstance(error, CacheError | SandboxStartError)
