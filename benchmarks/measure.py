@@ -69,6 +69,7 @@ async def _one(system: System, result: Result, place: Place) -> None:
 
 
 async def _timed(system: System, result: Result) -> None:
+    await system.ready(1)
     begin = time.perf_counter()
     try:
         started = await system.start()
@@ -93,6 +94,7 @@ async def processor_time(
             with place.inside(system.name):
                 before = place.cpu_s(system.name)
                 for _ in range(plan.cpu_starts):
+                    await system.ready(1)
                     await (await system.start()).finish()
                 await asyncio.sleep(system.settle_s)  # a pool fills up again: that belongs to the start
                 used = place.cpu_s(system.name) - before
@@ -108,6 +110,7 @@ async def at_once(systems: Sequence[System], results: Mapping[str, Result], plan
                     continue
                 say(f"{count} at once: {system.name}, {repetition + 1} of {repetitions}")
                 result = results[system.name]
+                await system.ready(count)
                 begin = time.perf_counter()
                 done = await asyncio.gather(*(_whole(system) for _ in range(count)))
                 elapsed = time.perf_counter() - begin

@@ -28,12 +28,12 @@ from benchmarks.children import WrongResultError
 from benchmarks.containers import Crun, Docker, EngineError, Podman
 from benchmarks.paper import Paper
 from benchmarks.place import Place
-from benchmarks.systems import Bwrap, BwrapOverlay, Context, Floor, Fork, Mini, MiniAgain, MiniPool, System
+from benchmarks.systems import MINIS, Bwrap, BwrapOverlay, Context, Floor, Fork, Mini, System
 from launch.exit_codes import BAD_CONFIG, FAILED, INTERRUPTED, OK, TERMINATED, UNUSABLE_MACHINE
 from sandbox.errors import SandboxError
 from sandbox.probe import unusable_reason
 
-SYSTEMS = (Fork, Floor, Mini, MiniPool, MiniAgain, Bwrap, BwrapOverlay, Crun, Podman, Docker, Paper)
+SYSTEMS = (Fork, Floor, *MINIS, Bwrap, BwrapOverlay, Crun, Podman, Docker, Paper)
 NAMES = tuple(system.name for system in SYSTEMS)
 _FIXTURE = Path(__file__).resolve().parents[1] / ".cache/benchmarks"
 

@@ -20,6 +20,7 @@ from benchmarks.place import Place
 from sandbox import namespaces, seccomp, syscalls
 from sandbox.mini import MiniBackend
 from sandbox.spares import Spares
+from sandbox.stock import Stock
 from sandbox.types import Backend, Limits, Sandbox, SandboxSpec
 
 COMMAND = ("bash", "-c", "echo ok")
@@ -53,6 +54,10 @@ class System(Protocol):
 
     def version(self) -> str:
         """Version of its program, or ''."""
+        ...
+
+    async def ready(self, count: int) -> None:
+        """Before so many starts together, not timed: what can be done ahead of them. Most do nothing."""
         ...
 
     async def start(self) -> Started:
@@ -92,6 +97,9 @@ class Base:
 
     def version(self) -> str:
         return ""
+
+    async def ready(self, count: int) -> None:
+        return
 
     async def __aenter__(self) -> Self:
         return self
@@ -154,8 +162,11 @@ class Mini(Base):
     async def __aexit__(self, *_exc: object) -> None:
         await self.backend.__aexit__(None, None, None)
 
+    async def open(self) -> Sandbox:
+        return await self.backend.open(self.spec)
+
     async def start(self) -> Started:
-        sandbox = await self.backend.open(self.spec)
+        sandbox = await self.open()
         try:
             result = await sandbox.exec(COMMAND, timeout_s=120)
             if result.output != EXPECTED or result.exit_status != 0:
@@ -185,6 +196,32 @@ class MiniAgain(MiniPool):
 
     def make_backend(self, state: Path) -> Backend:
         return Spares(mini_backend(self.pool_size, state), size=2)
+
+
+class MiniReady(Mini):
+    name = "mini-ready"
+    what = "as many opened ahead as are asked for, as the recipes do between steps (sandbox.stock)"
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self._stock = Stock(self.backend, most=1000)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stock.empty()
+        await super().__aexit__(*exc)
+
+    async def ready(self, count: int) -> None:
+        while len(self._stock) < count:
+            self._stock.add(self.spec)
+        await self._stock.settled()
+
+    async def open(self) -> Sandbox:
+        return await self._stock.take(self.spec) or await super().open()
+
+
+MINIS = (Mini, MiniPool, MiniAgain, MiniReady)
+"""Ours."""
 
 
 class Bwrap(Base):

@@ -93,6 +93,11 @@ class Stock:
             return sandbox
         return None
 
+    async def settled(self) -> None:
+        """Wait until none is opening; what did not open is told to who takes it."""
+        openings = [item.opening for items in self._items.values() for item in items]
+        await asyncio.gather(*openings, return_exceptions=True)
+
     def drop(self, spec: SandboxSpec) -> None:
         """Close those of this kind; returns at once."""
         for item in self._items.pop(spec_key(spec), ()):
