@@ -114,8 +114,6 @@ def _rules(plain: dict[str, Any]) -> list[str]:
         errors.append("serve.tensor_parallel: must divide serve.gpus")
     if plain["rollouts_per_task"] > 1 and plain["temperature"] == 0:
         errors.append("rollouts_per_task: more than one is the same rollout again at temperature=0")
-    if plain["sandbox"]["kind"] != "mini":
-        errors.append("sandbox.kind: only mini is supported here")
     return errors
 
 
@@ -129,10 +127,26 @@ def _agent(agent: dict[str, Any]) -> list[str]:
     return []
 
 
+def _missing_model(plain: dict[str, Any]) -> list[str]:
+    """The model must be here, for a server started here loads nothing from a hub. One that is up may have
+    a model that is nowhere here; its tokenizer then comes from the hub."""
+    from launch.machine import hub_dir, hub_file
+    from recipes.swe.checkpoint_model import NoModelError, find_model
+
+    model = plain["model"]
+    try:
+        found = find_model(model)
+    except NoModelError as error:
+        return [f"model: {error}"]
+    if not isinstance(found, str) or plain["serve"]["url"] or hub_file(found, "*.safetensors"):
+        return []
+    return [f"model: {model} is neither a folder here nor in {hub_dir()}; run: hf download {model}"]
+
+
 def _missing(plain: dict[str, Any]) -> list[str]:
-    missing: list[str] = []
-    if is_local(plain["model"]) and not Path(plain["model"]).exists():
-        missing.append(f"model: {plain['model']} does not exist")
+    from launch.machine import missing_engine
+
+    missing = [*_missing_model(plain), *missing_engine(plain["sandbox"])]
     held_out_of = plain["held_out_of"]
     if held_out_of is not None and not (Path(held_out_of) / "config.yaml").is_file():
         missing.append(f"held_out_of: {held_out_of} is no folder of a training run")

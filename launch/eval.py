@@ -31,7 +31,6 @@ from recipes.report.evaluation import Evaluation, evaluate_rows, evaluation_text
 from recipes.report.recorder import RolloutRecorder
 from recipes.report.rows import read_rows
 from recipes.report.trajectories import verdict
-from recipes.swe.checkpoint_model import NoModelError
 from recipes.swe.types import Rollout, TaskInstance
 
 
@@ -56,12 +55,19 @@ def main(argv: list[str] | None = None) -> int:
     if config["dry_run"]:
         print(yaml.safe_dump(config, sort_keys=False))
         return OK
-    from sandbox.probe import unusable_reason
+    if config["sandbox"]["kind"] == "mini":
+        from sandbox.probe import unusable_reason
 
-    unusable = unusable_reason(Path(config["paths"]["cache_dir"]))
-    if unusable is not None:
-        print(f"launch/eval.py: this machine cannot open sandboxes: {unusable}", file=sys.stderr)
-        return UNUSABLE_MACHINE
+        unusable = unusable_reason(Path(config["paths"]["cache_dir"]))
+        if unusable is not None:
+            print(f"launch/eval.py: this machine cannot open sandboxes: {unusable}", file=sys.stderr)
+            return UNUSABLE_MACHINE
+    from recipes.swe.checkpoint_model import find_model, tokenizer_fault
+
+    fault = tokenizer_fault(find_model(config["model"]))
+    if fault is not None:
+        print(f"launch/eval.py: model: {fault}", file=sys.stderr)
+        return BAD_CONFIG
     return _run(config, tasks)
 
 
@@ -107,9 +113,6 @@ def _run(config: dict[str, Any], tasks: list[TaskInstance]) -> int:
     except KeyboardInterrupt:
         state, status = "interrupted", INTERRUPTED
         _say("interrupted; this is what had ended")
-    except NoModelError as error:
-        print(f"launch/eval.py: model: {error}", file=sys.stderr)
-        status = BAD_CONFIG
     except ServerError as error:
         print(f"launch/eval.py: {error}", file=sys.stderr)
     finally:

@@ -73,7 +73,7 @@ def missing_on_machine(config: Mapping[str, Any]) -> list[str]:
     missing.extend(_missing_packages(needs.gpus > 0))
     missing.extend(_missing_model(config))
     missing.extend(_missing_cluster(config["cluster"]))
-    missing.extend(_missing_engine(config["sandbox"]))
+    missing.extend(missing_engine(config["sandbox"]))
     missing.extend(missing_tasks(config))
     memory = psutil.virtual_memory().total / GIB
     if not needs.gpus and memory < CPU_RUN_GIB:
@@ -129,7 +129,8 @@ def _missing_cluster(cluster: Mapping[str, Any]) -> list[str]:
     return ["cluster.address: is auto, but RAY_ADDRESS is not set and no Ray was started here; run ray start"]
 
 
-def _missing_engine(sandbox: Mapping[str, Any]) -> list[str]:
+def missing_engine(sandbox: Mapping[str, Any]) -> list[str]:
+    """The container engine that the sandboxes need, if it is not installed."""
     kind = sandbox["kind"]
     program = (sandbox.get("engine_command") or [kind])[0]
     if kind == "mini" or shutil.which(program):

@@ -45,6 +45,29 @@ def test_a_folder_without_a_model_is_told_in_one_line(tmp_path: Path, capsys: py
     places = [f"paths.{name}={tmp_path}/{name}" for name in ("cache_dir", "runs_dir")]
     assert main([*SMALL, *places, f"data.path={tasks}", f"model={tmp_path}/empty"]) == 2
     assert "neither a model, nor a checkpoint" in capsys.readouterr().err
+    assert not (tmp_path / "runs_dir").exists(), "told before a run is made"
+
+
+def test_a_model_that_is_nowhere_or_cannot_be_spoken_to_makes_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    places = [f"paths.{name}={tmp_path}/{name}" for name in ("cache_dir", "runs_dir")]
+    arguments = [*SMALL, *places, f"data.path={write_tasks(tmp_path, 1)}"]
+    assert main([*arguments, "model=owner/no-such-model"]) == 2
+    assert "model: owner/no-such-model is neither a folder here nor in" in capsys.readouterr().err
+    half = tmp_path / "half"
+    half.mkdir()
+    (half / "config.json").write_text('{"model_type": "qwen2"}')
+    assert main([*arguments, f"model={half}"]) == 2
+    assert "launch/eval.py: model: " in capsys.readouterr().err
+    assert not (tmp_path / "runs_dir").exists()
+
+
+def test_an_engine_that_is_not_installed_is_told(tmp_path: Path):
+    assert "no-such-engine is not installed" in errors(
+        "sandbox=podman", "sandbox.engine_command=[no-such-engine]", f"model={tmp_path}"
+    )
 
 
 def test_a_dry_run_says_what_would_be_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
