@@ -3,8 +3,8 @@
 Knows the installations that uv keeps, conda prefixes, pyenv's versions, and the system's own; none is
 downloaded here. A layer holds a copy at /opt/python without site-packages, tests and caches, made in a
 sandbox: paths of its former place are rewritten, a shared libpython is found there, and its standard library
-is compiled so that pyc files need no time stamps. Programs of the interpreter are only run in the sandbox,
-except for asking its version.
+is compiled so that pyc files need no time stamps, and its debug information is left out. Programs of the
+interpreter are only run in the sandbox, except for asking its version.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from recipes.swe.build_strip import STRIP_VERSION, strip_tree
 from recipes.swe.build_types import (
     BUILD_LIMITS,
     BUILD_VERSION,
@@ -158,6 +159,7 @@ async def python_layer(root: Path, backend: Backend, python: Interpreter) -> str
         "version": python.version,
         "tree": _fingerprint(python),
         "skipped": " ".join(_SKIPPED),
+        "stripped": STRIP_VERSION,
     }
     name = layer_name("python", facts_digest(facts))
     if has_layer(root, name):
@@ -168,8 +170,9 @@ async def python_layer(root: Path, backend: Backend, python: Interpreter) -> str
     async with await backend.open(spec) as sandbox:
         await run_build(sandbox, _script(python), f"Python {python.version}", timeout_s=LAYER_TIMEOUT_S)
         await publish_from(
-            sandbox, root, name, facts, {PYTHON_TARGET: PYTHON_TARGET}, limit_bytes=LAYER_LIMIT_BYTES
-        )
+            sandbox, root, name, facts, {PYTHON_TARGET: PYTHON_TARGET}, limit_bytes=LAYER_LIMIT_BYTES,
+            tidy=strip_tree,
+        )  # fmt: skip
     return name
 
 

@@ -96,7 +96,7 @@ async def publish_from(
     paths: Mapping[str, str],
     *,
     limit_bytes: int,
-    tidy: Callable[[Path], None] = lambda _: None,
+    tidy: Callable[[Path], object] = lambda _: None,
 ) -> None:
     """Makes a layer from directories of a sandbox: `paths` maps absolute paths inside to where they lie in
     the layer. `tidy` gets the layer's content before it is published."""
