@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 BARE, FLOOR, COLD, POOL, PAPER, PODMAN = "fork", "floor", "mini", "mini-pool", "paper", "podman"
-AGAIN, READY = "mini-again", "mini-ready"
+AGAIN, READY, SHELL = "mini-again", "mini-ready", "mini-shell"
 """A sandbox opened ahead for the very environment; judged as the warm pool is."""
 BWRAPS = ("bwrap-overlay", "bwrap")
 """Compared with the first that was measured: the overlay does what ours does."""
@@ -107,6 +107,7 @@ def targets(results: Sequence[Result], extra: dict[str, Any]) -> list[Target]:
         (POOL, ((PODMAN, 40.0), ("crun", 10.0))),
         (AGAIN, ((PODMAN, 40.0), ("crun", 10.0))),
         (READY, ((PODMAN, 40.0), ("crun", 10.0))),
+        (SHELL, ((PODMAN, 40.0), ("crun", 10.0))),
     ):
         mine = _median(by_name.get(ours), "start_ms")
         for peer, need in bounds:
@@ -121,7 +122,7 @@ def targets(results: Sequence[Result], extra: dict[str, Any]) -> list[Target]:
     cold, teardown = (_median(by_name.get(COLD), name) for name in ("start_ms", "teardown_ms"))
     found.append(_at_most("teardown against a cold start", 0.5, teardown, cold, _why(by_name, COLD)))
     for count in (32, 128):
-        for ours in (COLD, POOL, READY):
+        for ours in (COLD, POOL, READY, SHELL):
             found.append(_rate_target(by_name, ours, count))
     paper, mine = (_median(by_name.get(name), "cpu_ms") for name in (PAPER, COLD))
     found.append(

@@ -21,7 +21,7 @@ from sandbox import namespaces, seccomp, syscalls
 from sandbox.mini import MiniBackend
 from sandbox.spares import Spares
 from sandbox.stock import Stock
-from sandbox.types import Backend, Limits, Sandbox, SandboxSpec
+from sandbox.types import Backend, ExecResult, Limits, Sandbox, SandboxSpec
 
 COMMAND = ("bash", "-c", "echo ok")
 LIMITS = Limits()
@@ -165,10 +165,13 @@ class Mini(Base):
     async def open(self) -> Sandbox:
         return await self.backend.open(self.spec)
 
+    async def first_command(self, sandbox: Sandbox) -> ExecResult:
+        return await sandbox.exec(COMMAND, timeout_s=120)
+
     async def start(self) -> Started:
         sandbox = await self.open()
         try:
-            result = await sandbox.exec(COMMAND, timeout_s=120)
+            result = await self.first_command(sandbox)
             if result.output != EXPECTED or result.exit_status != 0:
                 raise WrongResultError(f"{self.name}: {result}")
         except BaseException:
@@ -201,6 +204,7 @@ class MiniAgain(MiniPool):
 class MiniReady(Mini):
     name = "mini-ready"
     what = "as many opened ahead as are asked for, as the recipes do between steps (sandbox.stock)"
+    session = False
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
@@ -213,14 +217,25 @@ class MiniReady(Mini):
 
     async def ready(self, count: int) -> None:
         while len(self._stock) < count:
-            self._stock.add(self.spec)
+            self._stock.add(self.spec, session=self.session)
         await self._stock.settled()
 
     async def open(self) -> Sandbox:
         return await self._stock.take(self.spec) or await super().open()
 
 
-MINIS = (Mini, MiniPool, MiniAgain, MiniReady)
+class MiniShell(MiniReady):
+    name = "mini-shell"
+    what = (
+        "the same, and the command goes to the shell that was started in it ahead, as an agent's first does"
+    )
+    session = True
+
+    async def first_command(self, sandbox: Sandbox) -> ExecResult:
+        return await (await sandbox.open_session()).run("echo ok", timeout_s=120)
+
+
+MINIS = (Mini, MiniPool, MiniAgain, MiniReady, MiniShell)
 """Ours."""
 
 

@@ -44,6 +44,7 @@ CHECKS: tuple[Check, ...] = (
     conformance_control.jobs_are_listed,
     conformance_control.output_goes_to_a_file,
     conformance_control.many_sessions_at_once,
+    conformance_control.a_prepared_session_is_a_session,
     conformance_control.what_broke_other_sessions,
     conformance_files.files_are_regular_and_inside,
     conformance_copies.trees_go_in_and_come_back,

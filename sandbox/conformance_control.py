@@ -113,6 +113,19 @@ async def many_sessions_at_once(backend: Backend) -> None:
 
 
 @check()
+async def a_prepared_session_is_a_session(backend: Backend) -> None:
+    """It starts where and as any other does, and is given out once."""
+    async with await backend.open(SandboxSpec(workdir="/tmp")) as sandbox:
+        for _ in range(2):
+            await sandbox.prepare_session()
+            first, second = await sandbox.open_session(), await sandbox.open_session()
+            expect_result(await first.run("pwd; cd /; mine=1", timeout_s=PLENTY_S), 0, b"/tmp\n", "prepared")
+            result = await second.run('pwd; echo "${mine-none}"', timeout_s=PLENTY_S)
+            expect_result(result, 0, b"/tmp\nnone\n", "the one after it")
+            expect(not await second.jobs(), "nothing runs")
+
+
+@check()
 async def what_broke_other_sessions(backend: Backend) -> None:
     """Sentinels and prompts in the output, tabs in heredocs, megabytes, `exit`, `set -e`, trivial echoes."""
     megabyte = b"".join(b"%d\n" % number for number in range(1, 200_001))

@@ -59,6 +59,7 @@ class MiniSandbox(FirstProcess):
         self._ready: asyncio.Future[None] = loop.create_future()
         self._gone: asyncio.Future[None] = loop.create_future()
         self._sessions: list[MiniSession] = []
+        self._prepared: MiniSession | None = None
         self._closing = False
         self._end_reason = ""
         self._lost_reason = "the sandbox's first process ended"
@@ -231,8 +232,17 @@ class MiniSandbox(FirstProcess):
                 os.close(fd)
         return exec_result(collector, status=None if timed_out else status, started=started)
 
+    async def prepare_session(self) -> None:
+        """See `sandbox.types.Sandbox.prepare_session`."""
+        session = await self.open_session()
+        await session.run(":", timeout_s=_START_TIMEOUT_S)
+        self._prepared = session
+
     async def open_session(self) -> MiniSession:
         """See `sandbox.types.Sandbox.open_session`."""
+        if self._prepared:
+            session, self._prepared = self._prepared, None
+            return session
         session = MiniSession(self)
         self._sessions.append(session)
         await session.start()

@@ -6,6 +6,7 @@ the recipes) say when to open which. It hands out none whose layers or binds wer
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Hashable
@@ -58,13 +59,15 @@ class Stock:
         """Whether one of this kind is there or opening."""
         return spec_key(spec) in self._items
 
-    def add(self, spec: SandboxSpec, slots: asyncio.Semaphore | None = None) -> bool:
-        """Start opening one, when a slot is free; returns at once, False when there are enough. A limited
-        life would begin before it is used, so none is opened."""
+    def add(
+        self, spec: SandboxSpec, slots: asyncio.Semaphore | None = None, *, session: bool = False
+    ) -> bool:
+        """Start opening one, when a slot is free, and a `session` in it; returns at once, False when there
+        are enough. A limited life would begin before it is used, so none is opened."""
         if len(self) >= self._most or spec.limits.wall_time_s is not None:
             return False
         self.counts.prepared += 1
-        item = _Item(asyncio.create_task(self._opened(spec, slots)), _state(spec))
+        item = _Item(asyncio.create_task(self._opened(spec, slots, session)), _state(spec))
         self._items.setdefault(spec_key(spec), []).append(item)
         return True
 
@@ -111,11 +114,16 @@ class Stock:
         while self._closing:
             await asyncio.gather(*self._closing)
 
-    async def _opened(self, spec: SandboxSpec, slots: asyncio.Semaphore | None) -> Sandbox:
-        if slots is None:
-            return await self._backend.open(spec)
-        async with slots:
-            return await self._backend.open(spec)
+    async def _opened(self, spec: SandboxSpec, slots: asyncio.Semaphore | None, session: bool) -> Sandbox:
+        async with slots or contextlib.nullcontext():
+            sandbox = await self._backend.open(spec)
+            if session:
+                try:
+                    await sandbox.prepare_session()
+                except BaseException:
+                    await sandbox.close()
+                    raise
+            return sandbox
 
     def _close_soon(self, item: _Item) -> None:
         self.counts.discarded += 1

@@ -177,6 +177,11 @@ class Sandbox(Protocol):
         """Run one program without a shell, `env` added to the sandbox's environment."""
         ...
 
+    async def prepare_session(self) -> None:
+        """Start the shell that the next `open_session` gives out, so that it has not to be waited for. For
+        sandboxes that are opened ahead."""
+        ...
+
     async def open_session(self) -> Session:
         """Start a persistent shell."""
         ...

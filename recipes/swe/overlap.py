@@ -75,7 +75,7 @@ class ReadyBackend:
     def prepare(self, specs: Iterable[SandboxSpec]) -> None:
         """Start opening one for each, as far as `most` allows; returns at once."""
         for spec in specs:
-            self._stock.add(spec)
+            self._stock.add(spec, session=True)
 
     async def discard(self) -> None:
         """Close all that are unused, those still opening included."""

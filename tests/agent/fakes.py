@@ -72,6 +72,9 @@ class FakeSandbox:
     async def usage(self) -> Usage:
         return Usage(memory_peak_bytes=64 << 20, cpu_s=0.5, oom_kills=0)
 
+    async def prepare_session(self) -> None:
+        """Its session is always there."""
+
     async def open_session(self) -> FakeSession:
         return self.session
 

@@ -38,6 +38,9 @@ class SimulatedSandbox:
         """Knows `stat` only, as the editor calls it."""
         return _result("644" if argv[0] == "stat" else "", 0)
 
+    async def prepare_session(self) -> None:
+        """See `sandbox.types.Sandbox`."""
+
     async def open_session(self) -> "SimulatedSession":
         return SimulatedSession(self)
 
