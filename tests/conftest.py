@@ -6,11 +6,14 @@ import signal
 import sys
 
 import pytest
+from hypothesis import settings
 
 from sandbox.probe import unusable_reason
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+settings.register_profile("busy", deadline=None)  # a busy machine is slow at times
+settings.load_profile("busy")
 # A job in a script's background starts with SIGINT ignored, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

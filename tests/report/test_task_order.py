@@ -96,7 +96,7 @@ def test_rollouts_that_failed_say_nothing():
     assert order.next_batch() == ["task00"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     size=st.integers(1, 5),
     solved=st.lists(st.integers(0, 4), min_size=12, max_size=12),

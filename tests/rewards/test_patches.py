@@ -38,7 +38,7 @@ def git(cwd: Path, *words: str, data: bytes = b"") -> bytes:
     ).stdout
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(old=TREES, new=TREES, renames=st.booleans())
 def test_reads_what_git_writes(
     tmp_path_factory: pytest.TempPathFactory, old: dict[str, str], new: dict[str, str], renames: bool

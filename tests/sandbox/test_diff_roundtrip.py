@@ -96,7 +96,7 @@ def apply(patch: str, tree: Path) -> None:
         )  # fmt: skip
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(before=trees, changed=edits, gone=st.sets(st.integers(0, 5)), moved=paths)
 def test_any_edit_makes_the_round_trip(before, changed, gone, moved):
     with tempfile.TemporaryDirectory() as folder:

@@ -15,7 +15,7 @@ LINES = st.lists(
 TEXT = st.tuples(LINES, st.sampled_from(["", "end", "a"])).map(lambda parts: "".join(parts[0]) + parts[1])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(old=TEXT, new=TEXT)
 def test_patch_applies_and_its_reverse_undoes_it(old: str, new: str) -> None:
     patch = make_patch("a/b.py", old, new)
@@ -27,7 +27,7 @@ def test_patch_applies_and_its_reverse_undoes_it(old: str, new: str) -> None:
     assert changed_paths(patch)[0] == "a/b.py"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(old=TEXT.filter(bool), new=TEXT)
 def test_replacements_are_unique_and_lead_to_the_new_text(old: str, new: str) -> None:
     text = old
