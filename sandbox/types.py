@@ -289,8 +289,6 @@ class CachedEnv:
     """Seconds this call waited at the I/O gate before it might unpack."""
     fetched_bytes: int = 0
     """Bytes of layer files that this call read from the shared store."""
-    image: str = ""
-    """Container image that is used in place of the layers, see `SandboxSpec.image`."""
 
     def spec(self, limits: Limits) -> SandboxSpec:
         """The sandbox to open over this environment."""
@@ -300,5 +298,4 @@ class CachedEnv:
             env=self.env,
             workdir=self.workdir,
             limits=limits,
-            image=self.image,
         )

@@ -36,7 +36,7 @@ class TaskRow:
     pass_to_pass: tuple[str, ...]
     """Exact ids of tests that pass with and without it."""
     image_name: str
-    """Name of the container image with the environment, for backends that use one."""
+    """Name of the data set's container image, noted only."""
     repo: str
     """As in its data set."""
     problem_statement: str
