@@ -9,6 +9,8 @@ else is stored in full, so any sequence can be rebuilt.
 from array import array
 from collections.abc import Callable, Sequence
 
+from recipes.swe.shared_ids import TokenIds
+
 ANCHOR = 8
 """Ids at the end of the sequence before by which it is found in the new one."""
 
@@ -19,7 +21,7 @@ Edit = dict[str, int] | list[int]
 """`{"at": start, "n": count}` copies from the sequence before; a list is new ids. Both survive JSON."""
 
 
-def edits(before: tuple[int, ...], ids: tuple[int, ...]) -> list[Edit]:
+def edits(before: TokenIds, ids: TokenIds) -> list[Edit]:
     """Edits that make `ids` of `before`."""
     if before and ids[: len(before)] == before:  # the usual case; quick where both hold the same objects
         rest = ids[len(before) :]
@@ -39,9 +41,9 @@ def edits(before: tuple[int, ...], ids: tuple[int, ...]) -> list[Edit]:
     return [*result, list(rest)] if rest else result
 
 
-def rebuild(before: tuple[int, ...], made: Sequence[Edit]) -> tuple[int, ...]:
+def rebuild(before: TokenIds, made: Sequence[Edit]) -> TokenIds:
     """The ids that `edits` was given."""
-    ids: tuple[int, ...] = ()
+    ids: TokenIds = ()
     for edit in made:  # adding to an empty tuple, and slicing a whole one, copies nothing
         ids += before[edit["at"] : edit["at"] + edit["n"]] if isinstance(edit, dict) else tuple(edit)
     return ids

@@ -11,10 +11,14 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
+import orjson
+
 from recipes.report.token_delta import edits, rebuild
+from recipes.swe.shared_ids import TokenIds
 from recipes.swe.types import Failure, Rollout, Trajectory, Turn
 from rewards.types import RewardResult
 
@@ -56,15 +60,18 @@ def write_rollouts(run_dir: Path, step: int, rollouts: Sequence[Rollout], *, bef
     for index, rollout in enumerate(rollouts, start=before):
         name = f"{index:03d}_{verdict(rollout)}_{safe_name(rollout.instance_id)}.txt"
         (folder / name).write_text(rollout_text(rollout), encoding="utf-8", errors="backslashreplace")
-    mode = "a" if before else "w"
-    _write_lines(folder.with_suffix(".jsonl"), [_pack(rollout) for rollout in rollouts], mode)
-    _write_lines(folder.with_suffix(".index.jsonl"), [asdict(_index(rollout)) for rollout in rollouts], mode)
+    mode = "ab" if before else "wb"
+    with folder.with_suffix(".jsonl").open(mode) as file:
+        file.writelines(_line(_pack(rollout)) for rollout in rollouts)
+    with folder.with_suffix(".index.jsonl").open(mode) as file:
+        file.writelines(json.dumps(asdict(_index(rollout))).encode() + b"\n" for rollout in rollouts)
     return folder
 
 
 def read_rollouts(path: Path) -> list[Rollout]:
     """The exact rollouts of a `step_NNNN.jsonl`."""
-    return [_unpack(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    with path.open("rb") as file:  # a line ends with \n only: not with all that str.splitlines knows
+        return [_unpack(json.loads(line)) for line in file]
 
 
 def read_index(run_dir: Path) -> dict[int, list[IndexLine]]:
@@ -77,10 +84,16 @@ def read_index(run_dir: Path) -> dict[int, list[IndexLine]]:
     return steps
 
 
-def _write_lines(path: Path, records: Sequence[dict[str, Any]], mode: str) -> None:
-    with path.open(mode, encoding="utf-8") as file:
-        for record in records:
-            file.write(json.dumps(record) + "\n")
+def _line(record: dict[str, Any]) -> bytes:
+    """The record as JSON. orjson takes a tenth of the time, but refuses text with lone surrogates (bytes that
+    are no UTF-8), and writes infinities as null."""
+    trajectory = record["trajectory"]
+    if trajectory is None or all(isfinite(sum(turn["logprobs"])) for turn in trajectory["turns"]):
+        try:
+            return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+        except orjson.JSONEncodeError:
+            pass
+    return json.dumps(record).encode() + b"\n"
 
 
 def _index(rollout: Rollout) -> IndexLine:
@@ -104,12 +117,13 @@ def _pack(rollout: Rollout) -> dict[str, Any]:
         return asdict(rollout)
     # Without the turns: asdict would walk over every id of every prompt.
     record = asdict(replace(rollout, trajectory=replace(rollout.trajectory, turns=())))
-    before: tuple[int, ...] = ()
+    before: TokenIds = ()
     turns: list[dict[str, Any]] = []
     for turn in rollout.trajectory.turns:
         packed = {one.name: getattr(turn, one.name) for one in fields(turn)}
+        packed["prompt_ids"] = None if before else list(turn.prompt_ids)
         if before:
-            packed["prompt_ids"], packed["prompt_edits"] = None, edits(before, turn.prompt_ids)
+            packed["prompt_edits"] = edits(before, turn.prompt_ids)
         turns.append(packed)
         before = turn.prompt_ids + turn.response_ids
     record["trajectory"]["turns"] = turns

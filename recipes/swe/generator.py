@@ -65,17 +65,19 @@ class SweGenerator(GeneratorInterface):
         requests = [self._request(row, step, phase, sampling) for row in trajectory_ids]
         psutil.cpu_percent()
         started = time.monotonic()
-        rollouts = trainable(await self._fanout.run(requests), step_wise=self._step_wise)
+        finished = await self._fanout.run(requests)
         seconds = time.monotonic() - started
         extra = {
             "environment/cpu_util_mean": psutil.cpu_percent() / 100,
-            "environment/rollouts_per_s_mean": len(rollouts) / seconds if seconds else 0.0,
+            "environment/rollouts_per_s_mean": len(finished) / seconds if seconds else 0.0,
         }
+        rollouts, rows = trainable(finished, pad_token_id=self._pad_token_id, step_wise=self._step_wise)
         for observer in self._observers:
             await observer.observe(metadata.training_phase, step, rollouts)
         return to_generator_output(
             rollouts,
             pad_token_id=self._pad_token_id,
+            grouped=rows,
             trajectory_ids=trajectory_ids,
             step_wise=self._step_wise,
             overlong_filtering=self._overlong_filtering and not phase,

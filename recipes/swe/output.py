@@ -11,6 +11,7 @@ is suspicious and to be quarantined.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, cast
 
 from skyrl.train.generators.base import GeneratorOutput, TrajectoryID
@@ -18,6 +19,7 @@ from skyrl.train.generators.utils import apply_overlong_filtering, get_rollout_m
 
 from recipes.swe.failures import one_line
 from recipes.swe.rollout_metrics import rollout_metrics
+from recipes.swe.shared_ids import TokenIds
 from recipes.swe.types import STAGES, EndReason, Failure, Rollout, Trajectory, Turn, is_healthy
 
 QUARANTINED = "quarantined"
@@ -55,7 +57,7 @@ class Row:
 def trajectory_rows(trajectory: Trajectory, reward: float) -> list[Row]:
     """The rows of one trajectory, as few as its prompts allow. Raises HistoryError."""
     rows: list[Row] = []
-    seen: tuple[int, ...] = ()
+    seen: TokenIds = ()
     for number, turn in enumerate(trajectory.turns, start=1):
         if not turn.response_ids or len(turn.response_ids) != len(turn.logprobs):
             raise HistoryError(
@@ -91,26 +93,31 @@ def rollout_rows(rollout: Rollout, *, pad_token_id: int, step_wise: bool) -> lis
     return rows
 
 
-def trainable(rollouts: Sequence[Rollout], *, step_wise: bool) -> list[Rollout]:
-    """The rollouts, those whose record cannot be made into rows turned into failures (`internal`)."""
-    return [_trainable(rollout, step_wise) for rollout in rollouts]
+def trainable(
+    rollouts: Sequence[Rollout], *, pad_token_id: int = 0, step_wise: bool
+) -> tuple[list[Rollout], list[list[Row]]]:
+    """The rollouts, those whose record cannot be made into rows turned into failures (`internal`), and the
+    rows of each."""
+    made = [_trainable(rollout, pad_token_id, step_wise) for rollout in rollouts]
+    return [rollout for rollout, _ in made], [rows for _, rows in made]
 
 
-def _trainable(rollout: Rollout, step_wise: bool) -> Rollout:
+def _trainable(rollout: Rollout, pad_token_id: int, step_wise: bool) -> tuple[Rollout, list[Row]]:
     if rollout.failure is None and not rollout.quarantined and not is_healthy(rollout):
         message = "neither failed nor complete: no turns, or no verdict"
-        return replace(rollout, failure=Failure("internal", message))
+        rollout = replace(rollout, failure=Failure("internal", message))
     try:
-        rollout_rows(rollout, pad_token_id=0, step_wise=step_wise)
+        return rollout, rollout_rows(rollout, pad_token_id=pad_token_id, step_wise=step_wise)
     except HistoryError as error:
-        return replace(rollout, failure=Failure("internal", one_line(error)))
-    return rollout
+        failed = replace(rollout, failure=Failure("internal", one_line(error)))
+        return failed, rollout_rows(failed, pad_token_id=pad_token_id, step_wise=step_wise)
 
 
 def to_generator_output(
     rollouts: Sequence[Rollout],
     *,
     pad_token_id: int,
+    grouped: Sequence[list[Row]] | None = None,
     trajectory_ids: Sequence[TrajectoryID] | None = None,
     step_wise: bool = False,
     overlong_filtering: bool = False,
@@ -118,8 +125,10 @@ def to_generator_output(
 ) -> GeneratorOutput:
     """SkyRL's form of a batch, in the order of `rollouts`. Raises HistoryError, see `trainable`.
 
-    One row a rollout, or with `step_wise` (which needs `trajectory_ids`) one or more."""
-    grouped = [rollout_rows(one, pad_token_id=pad_token_id, step_wise=step_wise) for one in rollouts]
+    One row a rollout, or with `step_wise` (which needs `trajectory_ids`) one or more. `grouped`: the rows of
+    each rollout, where they are known."""
+    if grouped is None:
+        grouped = [rollout_rows(one, pad_token_id=pad_token_id, step_wise=step_wise) for one in rollouts]
     rows = [row for group in grouped for row in group]
     owners = [index for index, group in enumerate(grouped) for _ in group]
     output = GeneratorOutput(
@@ -175,9 +184,9 @@ def native_metrics(rollouts: Sequence[Rollout], grouped: Sequence[Sequence[Row]]
     if not healthy:
         return {}
     return get_rollout_metrics(
-        responses=[[token for row in rows for token in row.response_ids] for _, rows in healthy],
+        responses=[list(chain.from_iterable(row.response_ids for row in rows)) for _, rows in healthy],
         rewards=[rows[0].reward for _, rows in healthy],
-        loss_masks=[[bit for row in rows for bit in (*row.loss_mask, 0)] for _, rows in healthy],
+        loss_masks=[list(chain.from_iterable((*row.loss_mask, 0) for row in rows)) for _, rows in healthy],
         trajectory_completion_times=[sum(r.stage_times_s.values()) for r, _ in healthy],
         trajectory_time_splits={
             stage: [r.stage_times_s.get(stage, 0.0) for r, _ in healthy] for stage in STAGES

@@ -7,6 +7,7 @@ holds only plain data. A bad rollout is data: `failure` is set, nothing is raise
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from recipes.swe.shared_ids import TokenIds
 from rewards.types import RewardResult, TestSpec
 from sandbox.types import EnvSpec
 
@@ -55,8 +56,9 @@ class Completion:
 class Turn:
     """One policy call and the observation it led to."""
 
-    prompt_ids: tuple[int, ...]
-    """Exact ids sent to the server. With full history each prompt extends the last one."""
+    prompt_ids: TokenIds
+    """Exact ids sent to the server. With full history each prompt extends the last one, and shares its ids on
+    the driver."""
     response_ids: tuple[int, ...]
     """Exact ids sampled."""
     logprobs: tuple[float, ...]

@@ -2,14 +2,16 @@
 
 A turn's prompt repeats all turns before it, so a plain pickle of a long rollout grows with the square of its
 turns (30 turns of a 16,000-token context: half a million Python ints). Here each prompt is stored as edits of
-what came before, with new ids in arrays, which pickle as bytes. It changes no value:
-`unpack(pack(rollout)) == rollout`.
+what came before, with new ids in arrays, which pickle as bytes; on arrival prompts that extend each other
+share their ids. It changes no value: `unpack(pack(rollout)) == rollout`.
 """
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from recipes.report.token_delta import edits, rebuild
+from recipes.report.token_delta import SIZE, edits, rebuild
+from recipes.swe.shared_ids import SharedIds, TokenIds
 from recipes.swe.types import Rollout, Turn
 
 
@@ -41,7 +43,7 @@ def pack(rollout: Rollout) -> PackedRollout:
     """Make it small."""
     if rollout.trajectory is None:
         return PackedRollout(rollout, None)
-    before: tuple[int, ...] = ()
+    before: TokenIds = ()
     turns: list[PackedTurn] = []
     for turn in rollout.trajectory.turns:
         made = edits(before, turn.prompt_ids)
@@ -58,20 +60,54 @@ def pack(rollout: Rollout) -> PackedRollout:
 
 
 def unpack(packed: PackedRollout) -> Rollout:
-    """The rollout as it was."""
+    """The rollout as it was; prompts that extend each other share their ids."""
     if packed.turns is None or packed.rollout.trajectory is None:
         return packed.rollout
-    before: tuple[int, ...] = ()
     turns: list[Turn] = []
-    for turn in packed.turns:
-        made = [edit if isinstance(edit, dict) else list(_array("q", edit)) for edit in turn.prompt]
-        prompt = rebuild(before, made)
-        response = tuple(_array("q", turn.response_ids))
-        logprobs = tuple(_array("d", turn.logprobs))
-        turns.append(replace(turn.rest, prompt_ids=prompt, response_ids=response, logprobs=logprobs))
-        before = prompt + response
+    before: TokenIds = ()
+    for chain in _chains(packed.turns):
+        turns += _unpacked(chain, before)
+        before = turns[-1].prompt_ids + turns[-1].response_ids
     trajectory = replace(packed.rollout.trajectory, turns=tuple(turns))
     return replace(packed.rollout, trajectory=trajectory)
+
+
+def _chains(turns: Sequence[PackedTurn]) -> list[list[PackedTurn]]:
+    """Runs of turns in which each prompt extends all that was before it."""
+    chains: list[list[PackedTurn]] = []
+    length = 0
+    for turn in turns:
+        first, *rest = turn.prompt or (b"",)
+        extends = chains and first == {"at": 0, "n": length} and all(isinstance(one, bytes) for one in rest)
+        chains[-1].append(turn) if extends else chains.append([turn])
+        length = _length(turn.prompt) + len(turn.response_ids) // SIZE
+    return chains
+
+
+def _length(prompt: Sequence[dict[str, int] | bytes]) -> int:
+    return sum(edit["n"] if isinstance(edit, dict) else len(edit) // SIZE for edit in prompt)
+
+
+def _unpacked(chain: Sequence[PackedTurn], before: TokenIds) -> list[Turn]:
+    """Turns of one chain; `before` is what its first prompt is edits of."""
+    made = [edit if isinstance(edit, dict) else list(_array("q", edit)) for edit in chain[0].prompt]
+    whole = _array("q", array("q", rebuild(before, made)).tobytes() + chain[0].response_ids)
+    for turn in chain[1:]:
+        whole.frombytes(b"".join(edit for edit in turn.prompt if isinstance(edit, bytes)) + turn.response_ids)
+    ids = tuple(whole)
+    turns: list[Turn] = []
+    for turn in chain:
+        length = _length(turn.prompt)
+        response = ids[length : length + len(turn.response_ids) // SIZE]
+        turns.append(
+            replace(
+                turn.rest,
+                prompt_ids=SharedIds(ids, length),
+                response_ids=response,
+                logprobs=tuple(_array("d", turn.logprobs)),
+            )
+        )
+    return turns
 
 
 def _array(kind: str, data: bytes) -> array:  # type: ignore[type-arg]

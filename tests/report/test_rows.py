@@ -57,6 +57,17 @@ def test_text_that_is_not_unicode_stops_nothing(tmp_path: Path):
     assert all("\udcff" not in str(value) for value in sample_row(recorder.take_samples()[0]))
 
 
+def test_records_are_exact_whatever_is_in_them(tmp_path: Path):
+    """Separators that only str.splitlines knows, infinities, and floats to the last bit."""
+    turn = replace(SOLVED.trajectory.turns[0], response="a\x85b\u2028c\x1cd\re", observation="日本\0")
+    odd = replace(turn, response_ids=(7, 8, 9), logprobs=(float("-inf"), -0.1 - 0.2, -5e-324))
+    records = [
+        replace(SOLVED, trajectory=replace(SOLVED.trajectory, turns=(one, one))) for one in (turn, odd)
+    ]
+    record(RolloutRecorder(tmp_path), 1, *records)
+    assert read_rollouts(tmp_path / "rollouts/step_0001.jsonl") == records
+
+
 def test_batches_of_a_step_add_up_and_an_earlier_attempt_goes(tmp_path: Path):
     first = RolloutRecorder(tmp_path)
     record(first, 1, SOLVED, UNSOLVED, FAILED)

@@ -93,10 +93,11 @@ def test_a_record_that_cannot_be_trained_on_costs_one_rollout(step_wise: bool):
     torn = make_rollout("a/2", (make_turn((1,), (2, 3), (-0.1,)),))
     with pytest.raises(HistoryError):
         to_generator_output([good, elided, torn], pad_token_id=PAD, step_wise=step_wise)
-    checked = trainable([good, elided, torn, FAILED, replace(good, reward=None)], step_wise=step_wise)
+    checked, rows = trainable([good, elided, torn, FAILED, replace(good, reward=None)], step_wise=step_wise)
     kinds = [rollout.failure and rollout.failure.kind for rollout in checked]
     assert kinds == [None, None if step_wise else "internal", "internal", "sandbox", "internal"]
-    to_generator_output(checked, pad_token_id=PAD, step_wise=step_wise)
+    made = to_generator_output(checked, pad_token_id=PAD, step_wise=step_wise)
+    assert to_generator_output(checked, pad_token_id=PAD, grouped=rows, step_wise=step_wise) == made
 
 
 def test_overlong_filtering_masks_what_a_limit_cut():
