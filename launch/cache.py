@@ -1,9 +1,11 @@
 """The cache of environments: `python launch/cache.py COMMAND`; see docs/cache.md.
 
 ls shows what is on this node or in the shared store; verify reads all of it again and sets damaged layers
-aside; gc frees disk; push, pull and export move environments between this node, the store and a folder.
+aside; gc says what could go, and removes it when told how much may stay; push, pull and export move
+environments between this node, the store and a folder.
 
-Exit status: 0 done, 1 something is missing, damaged or could not be moved, 2 the command line is wrong.
+Exit status: 0 done, 1 something is missing, damaged or could not be moved, 2 the command line is wrong (no
+store is named where one is needed, an unknown option, a folder that exists already).
 """
 
 import argparse
@@ -17,11 +19,13 @@ if sys.path and Path(sys.path[0] or ".").resolve() == Path(__file__).resolve().p
 
 from rich.console import Console
 
-from launch.cache_show import list_node, list_store, verify_node, verify_store
+from launch.cache_show import PackingBar, list_node, list_store, verify_node, verify_store
 from launch.config_compose import ROOT
 from launch.exit_codes import BAD_CONFIG, FAILED, OK
-from sandbox.cache import EnvCache
-from sandbox.cache_evict import GRACE_S, evict
+from launch.out_console import OutConsole
+from sandbox.cache import EnvCache, env_path, read_record
+from sandbox.cache_evict import GRACE_S, evict, would_evict
+from sandbox.cache_layer import read_info
 from sandbox.errors import CacheError
 from sandbox.store import Store
 from sandbox.store_pack import FORMS
@@ -31,13 +35,22 @@ from sandbox.types import EnvSpec
 GIB = 1 << 30
 
 
+class UsageError(Exception):
+    """The command line cannot be followed; the message says why."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; the exit status."""
     options = _parser().parse_args(arguments)
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console = OutConsole(soft_wrap=True, highlight=False, markup=False)
     options.cache_dir = options.cache_dir.absolute()
     try:
         return options.run(options, console)
+    except UsageError as error:
+        print(f"launch/cache.py {options.command}: {error}", file=sys.stderr)
+        return BAD_CONFIG
+    except BrokenPipeError:  # nobody reads any more: launch.entry ends the command
+        raise
     except CacheError as error:
         print(f"launch/cache.py {options.command}: {error}", file=sys.stderr)
         return FAILED
@@ -76,8 +89,10 @@ def _parser() -> argparse.ArgumentParser:
     verify.set_defaults(run=_verify)
     gc = commands.add_parser("gc", parents=[shared], help="remove the layers that were wanted longest ago")
     gc.add_argument(
-        "--max-gib", type=float, default=0.0, metavar="GIB", help="keep so much (default: nothing)"
-    )
+        "--max-gib", type=float, metavar="GIB",
+        help="remove until so much is left; 0: all that may go (default: only say what that would be)",
+    )  # fmt: skip
+    gc.add_argument("--dry-run", action="store_true", help="only say what would go")
     gc.add_argument(
         "--grace-s", type=float, default=GRACE_S, metavar="S", help="spare what was wanted so lately"
     )
@@ -113,7 +128,7 @@ def _choice(parser: argparse.ArgumentParser) -> None:
 
 def _store(options: argparse.Namespace) -> Store:
     if not options.store:
-        raise CacheError("no store is named: give --store URL, or set SWE_STORE")
+        raise UsageError("no store is named: give --store URL, or set SWE_STORE")
     return Store(options.store)
 
 
@@ -164,26 +179,39 @@ def _verify(options: argparse.Namespace, console: Console) -> int:
 
 
 def _gc(options: argparse.Namespace, console: Console) -> int:
-    if options.max_gib < 0 or options.grace_s < 0:
-        print("launch/cache.py gc: --max-gib and --grace-s are not negative", file=sys.stderr)
-        return BAD_CONFIG
-    limit = int(options.max_gib * GIB)
-    done = evict(options.cache_dir, limit, grace_s=options.grace_s, unstored=options.unstored)
+    if (options.max_gib or 0.0) < 0 or options.grace_s < 0:
+        raise UsageError("--max-gib and --grace-s are not negative")
+    limit, dry = int((options.max_gib or 0.0) * GIB), options.dry_run or options.max_gib is None
+    act = would_evict if dry else evict
+    done = act(options.cache_dir, limit, grace_s=options.grace_s, unstored=options.unstored)
+    verb = "would be removed" if dry else "removed"
     for name in done.layers:
-        console.print(f"removed {name}")
-    console.print(
-        f"{len(done.layers)} layers removed, {done.freed_bytes} bytes freed, {done.left_bytes} left"
-    )
+        console.print(f"{name} {verb}")
+    console.print(f"{len(done.layers)} layers {verb}: {done.freed_bytes} bytes; {done.left_bytes} left")
     if done.left_bytes > limit:
         console.print("the rest is in use, was wanted a moment ago, or is in no store (--unstored)")
+    if options.max_gib is None:
+        console.print("nothing was removed; say how much may stay: --max-gib GIB (0: all of these go)")
     return OK
 
 
 def _push(options: argparse.Namespace, console: Console) -> int:
-    store, root = _store(options), options.cache_dir
-    keys = _keys(options, _known_here(root))
-    _say_pushed(push_envs(root, keys, store, form=options.form, say=console.print), store, console)
+    store = _store(options)
+    keys = _keys(options, _known_here(options.cache_dir))
+    _say_pushed(_pack_into(store, keys, options, console, mark=True), store, console)
     return OK
+
+
+def _pack_into(
+    store: Store, keys: list[str], options: argparse.Namespace, console: Console, *, mark: bool
+) -> Pushed:
+    """Pack what the store lacks, and show how far that is."""
+    root: Path = options.cache_dir
+    names = {name for key in keys for name in read_record(env_path(root, key)).layers}
+    total = sum(read_info(root, name).tree_bytes for name in names)
+    with PackingBar(console, total) as bar:
+        form = options.form
+        return push_envs(root, keys, store, form=form, say=bar.say, mark=mark, progress=bar.advance)
 
 
 def _pull(options: argparse.Namespace, console: Console) -> int:
@@ -203,14 +231,14 @@ def _pull(options: argparse.Namespace, console: Console) -> int:
 
 def _export(options: argparse.Namespace, console: Console) -> int:
     if options.out.exists():
-        raise CacheError(f"{options.out} exists already")
+        raise UsageError(f"{options.out} exists already")
     target = Store(options.out.absolute().as_uri())
     if options.store:
         source = _store(options)
         done = copy_envs(source, target, _keys(options, source.names("envs")), say=console.print)
     else:
         keys = _keys(options, _known_here(options.cache_dir))
-        done = push_envs(options.cache_dir, keys, target, form=options.form, say=console.print, mark=False)
+        done = _pack_into(target, keys, options, console, mark=False)
     _say_pushed(done, target, console)
     return OK
 

@@ -1,10 +1,14 @@
-"""What `launch/cache.py ls` and `verify` print: layers, environments, sizes, and what is damaged."""
+"""What `launch/cache.py` prints: layers, environments, sizes, what is damaged, how far a push is."""
 
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from sandbox.cache_evict import layer_uses
@@ -23,6 +27,45 @@ from sandbox.store import Manifest, Store
 from sandbox.store_fetch import Checked, Origin, fetch_layer
 from sandbox.store_pack import tree_facts
 from sandbox.store_push import file_sha256
+
+_STEP = 0.1
+"""Share of a push after which a line is printed where there is no terminal for a bar."""
+
+
+class PackingBar:
+    """Shows how much of a push is done: a bar on a terminal, else a line for each tenth. Use as a context."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        """`total` bytes are to be packed."""
+        columns = (TextColumn("packing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("packing", total=total)
+        self._total = total
+        self._done = self._said = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def advance(self, size: int) -> None:
+        """From any thread."""
+        self._bar.advance(self._task, size)
+        with self._lock:
+            self._done += size
+            due = self._done >= min(self._total, self._said + self._total * _STEP) > self._said
+            if self._bar.disable and due:
+                self._said = self._done
+                self.say(f"packed {self._done} of {self._total} bytes")
+
+    def say(self, line: str) -> None:
+        """Print above the bar."""
+        self._bar.console.print(line)
 
 
 def list_node(root: Path, keys: Sequence[str], console: Console) -> None:

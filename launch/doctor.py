@@ -22,6 +22,7 @@ from rich.table import Table
 
 from launch.exit_codes import FAILED, OK, UNUSABLE_MACHINE
 from launch.io_probe import report
+from launch.out_console import OutConsole
 from sandbox import conformance
 from sandbox.errors import SandboxError
 from sandbox.fallback import report_of
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.overrides:
             parser.error(f"{options.overrides[0]}: overrides belong to --recipe")
         if options.io:
-            return report(options.layers or Path.cwd(), Console())
+            return report(options.layers or Path.cwd(), OutConsole())
         return _check_machine(options.layers, options.no_checks)
     from launch.doctor_recipe import check_recipe  # Hydra is not needed for the machine alone
 
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check_machine(layers: Path | None, no_checks: bool) -> int:
-    console = Console()
+    console = OutConsole()
     findings = probe(layers or Path.cwd())
     console.print(_findings_table(findings))
     missing = [finding for finding in findings if finding.required and not finding.ok]

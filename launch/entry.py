@@ -1,7 +1,8 @@
 """How every command of launch/ ends: with its exit status, and quietly when nobody reads its output any more.
 
 `launch/train.py --help | head` closes the pipe early. Python would then print a traceback, or a complaint at
-shutdown; SIGPIPE itself stays ignored, since it would kill a run whose terminal went away.
+shutdown; SIGPIPE itself stays ignored, since it would kill a run whose terminal went away. A help text that
+was read in part is a success, a run whose output broke off is not.
 """
 
 import os
@@ -25,7 +26,7 @@ def run_command(main: Callable[[], int], *, wait_for_threads: bool = True) -> No
             status = ended.code
         sys.stdout.flush()
     except BrokenPipeError:
-        status = BROKEN_PIPE
+        status = 0 if {"-h", "--help"} & set(sys.argv[1:]) else BROKEN_PIPE
         # What is still in the buffer is flushed once more at shutdown, and must go somewhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if wait_for_threads:

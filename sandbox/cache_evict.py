@@ -8,7 +8,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,17 +88,38 @@ def evict(
     (root / "locks").mkdir(parents=True, exist_ok=True)
     with locked(root / "locks" / "evict"):
         sweep_trash(root)
-        uses = layer_uses(root)
-        total, gone, freed = sum(use.disk_bytes for use in uses), list[str](), 0
-        for use in uses:
-            if total - freed <= limit_bytes:
-                break
-            if use.in_use or use.name in keep or not (use.stored or unstored):
-                continue
-            if remove_unused(root, use.name, grace_s=grace_s):
-                gone.append(use.name)
-                freed += use.disk_bytes
-        return Evicted(tuple(gone), freed, total - freed)
+
+        def remove(use: LayerUse) -> bool:
+            return remove_unused(root, use.name, grace_s=grace_s)
+
+        return _choose(layer_uses(root), limit_bytes, keep, unstored, remove)
+
+
+def would_evict(root: Path, limit_bytes: int, *, grace_s: float = GRACE_S, unstored: bool = False) -> Evicted:
+    """What `evict` would do now; nothing is changed."""
+    now = time.time()
+    return _choose(layer_uses(root), limit_bytes, (), unstored, lambda use: now - use.wanted_at_s >= grace_s)
+
+
+def _choose(
+    uses: Iterable[LayerUse],
+    limit_bytes: int,
+    keep: Collection[str],
+    unstored: bool,
+    remove: Callable[[LayerUse], bool],
+) -> Evicted:
+    """Goes through layers, the one wanted longest ago first, until few enough bytes are left."""
+    uses = list(uses)
+    total, gone, freed = sum(use.disk_bytes for use in uses), list[str](), 0
+    for use in uses:
+        if total - freed <= limit_bytes:
+            break
+        if use.in_use or use.name in keep or not (use.stored or unstored):
+            continue
+        if remove(use):
+            gone.append(use.name)
+            freed += use.disk_bytes
+    return Evicted(tuple(gone), freed, total - freed)
 
 
 def remove_unused(root: Path, name: str, *, grace_s: float) -> bool:

@@ -101,7 +101,7 @@ def bring_here(root: Path, manifest: Manifest, origin: Origin) -> Fetched:
                 if attempt == ATTEMPTS - 1 or not _make_room(root, manifest, origin):
                     raise CacheError(
                         f"the disk of the cache {root} is full: layer {manifest.name} needs "
-                        f"{manifest.tree_bytes} bytes; free space, or run: python launch/cache.py gc"
+                        f"{manifest.tree_bytes} bytes; free space, or see: python launch/cache.py gc"
                     ) from error
         return Fetched(time.monotonic() - started, waited, manifest.file_bytes)
 

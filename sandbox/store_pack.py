@@ -12,7 +12,7 @@ import shutil
 import stat
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -24,6 +24,8 @@ from sandbox.errors import CacheError
 FIXED_MTIME_S = 1_600_000_000
 """Time stamp of every cached file: digests, git's index and pyc files then never depend on the day."""
 PackedForm = Literal["tar.zst", "squashfs", "erofs"]
+Progress = Callable[[int], None]
+"""Told how many bytes of files were packed since it was last told; from any thread."""
 FORMS: tuple[PackedForm, ...] = ("tar.zst", "squashfs", "erofs")
 LEVEL = 19
 """Of zstd: layers are packed once and fetched often."""
@@ -103,14 +105,13 @@ def tree_facts(content: Path) -> TreeFacts:
     return TreeFacts(digest.hexdigest(), total, count)
 
 
-def pack(content: Path, form: PackedForm, target: Path) -> None:
+def pack(content: Path, form: PackedForm, target: Path, progress: Progress = lambda _: None) -> None:
     """Write the tree as one file, which must not exist. Blocks: minutes for a large one. Raises
     CacheError."""
     if form == "tar.zst":
-        write_tar(content, target)
+        write_tar(content, target, progress=progress)
         return
-    for _ in _entries(content):  # refuses odd files
-        pass
+    size = sum(entry.size_bytes for entry in _entries(content))  # refuses odd files
     program = {"squashfs": "mksquashfs", "erofs": "mkfs.erofs"}[form]
     found = shutil.which(program)
     if found is None:
@@ -124,6 +125,7 @@ def pack(content: Path, form: PackedForm, target: Path) -> None:
         target.unlink(missing_ok=True)
         lines = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines() or ["no message"]
         raise CacheError(f"{program}: {lines[-1]}")
+    progress(size)
 
 
 def _image_command(form: PackedForm, program: str, content: Path, target: Path) -> list[str]:
@@ -138,7 +140,9 @@ def _image_command(form: PackedForm, program: str, content: Path, target: Path) 
     return [program, "--quiet", "-zlz4hc,12", "-x-1", "--all-root", *fixed, str(target), str(content)]
 
 
-def write_tar(content: Path, target: Path, *, level: int | None = None) -> None:
+def write_tar(
+    content: Path, target: Path, *, level: int | None = None, progress: Progress = lambda _: None
+) -> None:
     """The tree as tar.zst. One thread: with more, each would read the whole window before it, and the bytes
     would depend on how the work is cut. Layers are packed side by side instead."""
     settings = zstandard.ZstdCompressionParameters.from_level(  # pyright: ignore[reportUnknownMemberType]
@@ -149,6 +153,7 @@ def write_tar(content: Path, target: Path, *, level: int | None = None) -> None:
         with tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT, bufsize=CHUNK_BYTES) as tar:
             for entry in _entries(content):
                 _add(tar, content, entry)
+                progress(entry.size_bytes)
 
 
 def _add(tar: tarfile.TarFile, content: Path, entry: _Entry) -> None:

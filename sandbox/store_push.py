@@ -9,7 +9,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from sandbox.cache_record import (
 )
 from sandbox.errors import CacheError
 from sandbox.store import Manifest, Store
-from sandbox.store_pack import CHUNK_BYTES, PackedForm, pack, tree_facts
+from sandbox.store_pack import CHUNK_BYTES, PackedForm, Progress, pack, tree_facts
 
 Say = Callable[[str], None]
 
@@ -47,18 +47,29 @@ class Pushed:
 
 
 def push_envs(
-    root: Path, keys: list[str], store: Store, *, form: PackedForm = "tar.zst", say: Say, mark: bool = True
+    root: Path,
+    keys: list[str],
+    store: Store,
+    *,
+    form: PackedForm = "tar.zst",
+    say: Say,
+    mark: bool = True,
+    progress: Progress = lambda _: None,
 ) -> Pushed:
     """Put environments of this node into the store. Blocks: packing is slow. Raises CacheError.
 
-    `mark`: note here that a store holds the layers, so that they may be evicted."""
+    `mark`: note here that a store holds the layers, so that they may be evicted. `progress` is told of all
+    bytes of all layers, those included that the store holds already."""
     records = {key: portable(key, read_record(env_path(root, key))) for key in keys}
     store.make()
     names = list(dict.fromkeys(name for record in records.values() for name in record.layers))
     new, written = 0, 0
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # compressing lets other threads run
-        waiting = [pool.submit(push_layer, root, name, store, form=form, mark=mark) for name in names]
-        for number, (name, task) in enumerate(zip(names, waiting, strict=True), start=1):
+        waiting = {
+            pool.submit(push_layer, root, name, store, form=form, mark=mark, progress=progress): name
+            for name in names
+        }
+        for number, task in enumerate(as_completed(waiting), start=1):
             try:
                 size = task.result()
             except BaseException:
@@ -66,7 +77,7 @@ def push_envs(
                 raise
             if size:
                 new, written = new + 1, written + size
-                say(f"{number} of {len(names)} layers: {name}, {size} bytes")
+                say(f"{number} of {len(names)} layers: {waiting[task]}, {size} bytes")
     for key, record in records.items():
         store.write(f"envs/{check_key(key)}.json", dump_record(record))
     return Pushed(len(records), len(names), new, written)
@@ -83,22 +94,29 @@ def portable(key: str, record: EnvRecord) -> EnvRecord:
 
 
 def push_layer(
-    root: Path, name: str, store: Store, *, form: PackedForm = "tar.zst", mark: bool = True
+    root: Path,
+    name: str,
+    store: Store,
+    *,
+    form: PackedForm = "tar.zst",
+    mark: bool = True,
+    progress: Progress = lambda _: None,
 ) -> int:
     """Put one layer into the store; bytes written, 0 when the store held it. Raises CacheError."""
     found = store.manifest(name)
     if found is None:
-        size = _pack_and_put(root, name, store, form).file_bytes
+        size = _pack_and_put(root, name, store, form, progress).file_bytes
         if mark:
             mark_stored(root, name)
         return size
     # Names say what went in: where a build is not reproducible, the store's content may differ from ours.
     if mark and read_info(root, name).tree_sha256 in (None, found.tree_sha256):
         mark_stored(root, name)
+    progress(found.tree_bytes)
     return 0
 
 
-def _pack_and_put(root: Path, name: str, store: Store, form: PackedForm) -> Manifest:
+def _pack_and_put(root: Path, name: str, store: Store, form: PackedForm, progress: Progress) -> Manifest:
     touch(root / "layers" / name)
     content, info = content_path(root, name), read_info(root, name)
     with tempfile.TemporaryDirectory(prefix=".tmp-pack-", dir=root / "layers") as folder:
@@ -113,7 +131,7 @@ def _pack_and_put(root: Path, name: str, store: Store, form: PackedForm) -> Mani
             facts = tree_facts(content)
             if info.tree_sha256 not in (None, facts.sha256):
                 raise CacheError(f"layer {name} is damaged; run: python launch/cache.py verify")
-            pack(content, form, file)
+            pack(content, form, file, progress)
             packed, sha256, size = form, facts.sha256, facts.bytes
         digest = file_sha256(file)
         manifest = Manifest(

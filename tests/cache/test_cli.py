@@ -129,14 +129,31 @@ def test_damaged_layers_of_an_old_node_are_counted(
 def test_gc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store, node = make_store(tmp_path, ["one"]), tmp_path / "node"
     EnvCache(node, store=store).ensure(EnvSpec("one"))
-    status, out, _ = run(capsys, "gc", "--cache-dir", node)
-    assert status == 0 and "0 layers removed" in out and "wanted a moment ago" in out
-    status, out, _ = run(capsys, "gc", "--cache-dir", node, "--grace-s", 0)
+    node_ = ("--cache-dir", node)
+    status, out, _ = run(capsys, "gc", *node_)
+    assert status == 0 and "0 layers would be removed" in out and "wanted a moment ago" in out
+    status, out, _ = run(capsys, "gc", *node_, "--grace-s", 0)
+    assert status == 0 and "task-one would be removed" in out and "2 layers would be removed" in out
+    assert "nothing was removed; say how much may stay" in out
+    run(capsys, "gc", *node_, "--grace-s", 0, "--max-gib", 0, "--dry-run")
+    assert visible(node) == ["base-00", "task-one"]
+    status, out, _ = run(capsys, "gc", *node_, "--grace-s", 0, "--max-gib", 0)
     assert status == 0 and "2 layers removed" in out and visible(node) == []
     make_env(node, "here")
-    assert "0 layers removed" in run(capsys, "gc", "--cache-dir", node, "--grace-s", 0)[1]
-    assert "2 layers removed" in run(capsys, "gc", "--cache-dir", node, "--grace-s", 0, "--unstored")[1]
-    assert run(capsys, "gc", "--cache-dir", node, "--max-gib", "-1")[0] == 2
+    everything = ("gc", *node_, "--grace-s", 0, "--max-gib", 0)
+    assert "0 layers removed" in run(capsys, *everything)[1]
+    assert "2 layers removed" in run(capsys, *everything, "--unstored")[1]
+    assert run(capsys, "gc", *node_, "--max-gib", "-1")[0] == 2
+
+
+def test_push_says_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for key in ("one", "two"):
+        make_env(tmp_path, key, 3_000_000)
+    _, out, _ = run(capsys, "push", "--cache-dir", tmp_path, "--store", tmp_path / "store")
+    lines = [line for line in out.splitlines() if line.startswith("packed ")]
+    counts = [int(line.split()[1]) for line in lines]
+    assert len(lines) >= 2 and counts == sorted(counts)
+    assert all(line.endswith(f" of {counts[-1]} bytes") for line in lines), "it ends with all of it"
 
 
 def test_export_makes_a_store_that_stands_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +169,7 @@ def test_export_makes_a_store_that_stands_alone(tmp_path: Path, capsys: pytest.C
         with pytest.raises(CacheError):
             EnvCache(tmp_path / f"node-{key}", store=str(moved)).ensure(EnvSpec("one"))
         status, _, err = run(capsys, "export", *source, "--out", moved, key)
-        assert status == 1 and "exists already" in err
+        assert status == 2 and "exists already" in err
     assert not is_stored(fresh, "task-mine")  # a folder for somebody else is no store of ours
 
 
@@ -198,7 +215,9 @@ def test_what_is_wrong_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SWE_STORE", raising=False)
-    assert "no store is named" in run(capsys, "push", "--cache-dir", tmp_path)[2]
+    for command in (("push",), ("pull",), ("verify", "--repair"), ("verify", "--in-store")):
+        status, _, err = run(capsys, *command, "--cache-dir", tmp_path)
+        assert status == 2 and "no store is named" in err
     assert (
         "there are no environments"
         in run(capsys, "push", "--cache-dir", tmp_path, "--store", tmp_path / "s")[2]
