@@ -15,6 +15,9 @@ from rewards.types import GradingExecResult, GradingSandbox
 
 DISK_FULL = "No space left on device"
 _APPLY_TIMEOUT_S = 60.0
+_WARNINGS = re.compile(rb"(?:warning: [^\n\0]*\n)+")
+"""What git writes to standard error before the records, of a mode that is not the patch's, say. No path that
+is kept holds a newline."""
 _NUMSTAT = re.compile(rb"(?:\d+|-)\t(?:\d+|-)\t(.+)\Z", re.DOTALL)
 _GIT_ENV = {
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -114,7 +117,8 @@ async def _git_apply(parts: Sequence[FilePatch], sandbox: GradingSandbox, workdi
 
 
 def _check_touched(parts: Sequence[FilePatch], done: GradingExecResult) -> None:
-    records = [_NUMSTAT.match(record) for record in done.output.split(b"\0")[:-1]]
+    output = done.output[match.end() :] if (match := _WARNINGS.match(done.output)) else done.output
+    records = [_NUMSTAT.match(record) for record in output.split(b"\0")[:-1]]
     touched = {record[1].decode("utf-8", "surrogateescape") for record in records if record is not None}
     if touched != {part.path for part in parts} or None in records:
         raise GraderError(f"git read the patch differently than the grader: {tail(done.output)}", "patch")

@@ -2,8 +2,9 @@
 
 This package knows no sandbox and no task files, so what can open a task's fresh sandbox is found through an
 entry point of the group `swe_rewards.sandboxes`; this repository declares `launch.grade`.
-Exit status: 0 graded, whatever the verdict; 2 wrong usage or an unreadable file; 3 the environment is not
-usable (no opener, no sandbox, or grading failed for a reason of ours); 130 interrupted.
+Exit status: 0 graded, whatever the verdict; 2 wrong usage, or a file or patch that cannot be read or
+applied; 3 the environment is not usable (no opener, no sandbox, or grading failed for a reason of ours); 130
+interrupted.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from typing import Any, Protocol, cast
 
 from rewards.errors import GraderError
 from rewards.grader import Case, Grader
+from rewards.patches import PatchError, parse_patch
 from rewards.types import RewardResult
 
 GROUP = "swe_rewards.sandboxes"
@@ -81,7 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         return _fail(error, USAGE)
     except (UnusableError, GraderError) as error:
-        return _fail(error, UNUSABLE)
+        is_the_patch = isinstance(error, GraderError) and error.kind == "patch"
+        return _fail(error, USAGE if is_the_patch else UNUSABLE)
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -92,12 +95,16 @@ def _fail(error: Exception, status: int) -> int:
 
 
 async def _run(options: argparse.Namespace) -> int:
+    # Before anything is opened: a wrong file is told as such also where no sandbox can be had.
+    if options.batch is None:
+        jobs = [Job(options.task, _readable(_read(options.patch), options.patch))]
+    else:
+        jobs = list(read_batch(options.batch))
     async with _tasks() as tasks:
         if options.batch is None:
-            verdict = await _judge(tasks, Job(options.task, _read(options.patch)))
-            print(json.dumps(verdict, indent=2))
+            print(json.dumps(await _judge(tasks, jobs[0]), indent=2))
             return OK
-        return await _batch(tasks, options)
+        return await _batch(tasks, jobs, options)
 
 
 def _tasks() -> AbstractAsyncContextManager[Tasks]:
@@ -119,6 +126,14 @@ def _read(name: str) -> str:
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}") from error
     return data.decode("utf-8", "surrogateescape")
+
+
+def _readable(patch: str, name: str) -> str:
+    try:
+        parse_patch(patch)
+    except PatchError as error:
+        raise UsageError(f"{name} is no git-format patch: {error}") from error
+    return patch
 
 
 async def _judge(tasks: Tasks, job: Job) -> dict[str, Any]:
@@ -152,9 +167,8 @@ def read_batch(path: Path) -> Iterator[Job]:
         yield Job(task, patch)
 
 
-async def _batch(tasks: Tasks, options: argparse.Namespace) -> int:
+async def _batch(tasks: Tasks, jobs: Sequence[Job], options: argparse.Namespace) -> int:
     """Grades all lines, several at once; a line of output each, flushed, errors included."""
-    jobs = list(enumerate(read_batch(options.batch), start=1))
     done = _done(options.output)
     slots = asyncio.Semaphore(options.jobs)
     failed = 0
@@ -175,7 +189,9 @@ async def _batch(tasks: Tasks, options: argparse.Namespace) -> int:
             with options.output.open("a", encoding="utf-8") as file:
                 file.write(text)
 
-    await asyncio.gather(*(one(number, job) for number, job in jobs if number not in done))
+    await asyncio.gather(
+        *(one(number, job) for number, job in enumerate(jobs, start=1) if number not in done)
+    )
     if failed:
         raise UnusableError(f"{failed} of {len(jobs)} lines were not graded; run again to repeat these")
     return OK

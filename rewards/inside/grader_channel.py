@@ -1,6 +1,6 @@
 """What every runner inside the sandbox shares: signed reports, and watching the test framework's own code.
 
-Copied to the sandbox; speaks Python 3.6 and later, without annotations. What it cannot do: hide from code
+Speaks Python 3.6 and later, without annotations. What it cannot do: hide from code
 in the same process that walks frames or the heap.
 """
 
@@ -41,6 +41,13 @@ def make_send(handle, key):
             frame = frame[write(handle, frame) :]
 
     return send
+
+
+def announce(request, send):
+    """Says that the runner is there, and that code of the project comes next. The text goes out from here: it
+    must come before anything that this code prints."""
+    os.write(1, (request.pop("started") + "\n").encode())
+    send("ready")
 
 
 class Watch:

@@ -1,6 +1,6 @@
 """One process that runs tests, the stream of its signed reports, and the killing of all it started.
 
-Part of the supervisor (run.py), copied to the sandbox with it.
+Part of the supervisor (grader_run.py).
 """
 
 # pyright: basic, reportRedeclaration=false, reportArgumentType=false, reportAttributeAccessIssue=false
@@ -8,6 +8,7 @@ Part of the supervisor (run.py), copied to the sandbox with it.
 import ctypes
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -16,6 +17,8 @@ from grader_channel import blake2b, make_send  # pyright: ignore
 
 PR_SET_DUMPABLE = 4  # prctl(2)
 FRAME_LIMIT = 64 << 20
+READS = 64
+PROBLEMS = 20
 HEAD = 4 + 16
 
 
@@ -37,7 +40,7 @@ class Child:
 
     def _message(self):
         request = dict(self.run.request, done=self.run.done, dead_files=self.run.dead_files)
-        del request["result"], request["started"]
+        del request["result"]
         return request
 
     def _start(self):
@@ -45,6 +48,7 @@ class Child:
         if request["kind"] == "wrapped":
             return self._start_wrapped(request)
         self.reader, writer = os.pipe()
+        os.set_blocking(self.reader, False)
         pid = os.fork()
         if pid == 0:
             os.close(self.run.vault)
@@ -59,6 +63,7 @@ class Child:
         name = request["channel"] + str(self.run.children)
         self.listener.bind("\0" + name)
         self.listener.listen(8)
+        del request["started"]
         self.hello = json.dumps(dict(request, key=self.key.hex())).encode() + b"\n"
         env = dict(os.environ, GRADER_CHANNEL=name, **request["env"])
         pid = os.fork()
@@ -71,9 +76,19 @@ class Child:
             os._exit(127)
         return pid
 
-    def handles(self):
-        handles = (self.reader, self.listener.fileno() if self.listener else None)
-        return [handle for handle in handles if handle is not None]
+    def wait(self, limit_s):
+        """Sleeps until the limit; less when the stream of reports has ended, which it returns, or somebody
+        asks for one. Reports alone wake nobody: each would take a busy processor from the tests."""
+        poller = select.poll()
+        if self.reader is not None:
+            poller.register(self.reader, 0)  # poll(2): POLLHUP comes unasked
+        if self.listener is not None:
+            poller.register(self.listener, select.POLLIN)
+        found = [handle for handle, _ in poller.poll(limit_s * 1000)]
+        if self.listener is not None and self.listener.fileno() in found:
+            self.accept()
+            return False
+        return bool(found)
 
     def accept(self):
         """The first process to ask gets the request; another one is turned away and noted."""
@@ -82,43 +97,48 @@ class Child:
             link.sendall(self.hello)
             self.hello = b""
             self.reader = link.detach()
+            os.set_blocking(self.reader, False)
         else:
             link.close()
             self.run.problems.append("more than one process asked for the report channel")
 
     def read(self):
-        """False at the end of the stream."""
-        try:
-            part = os.read(self.reader, 1 << 20)
-        except OSError:
-            part = b""
-        if not part:
-            os.close(self.reader)
-            self.reader = None
-            return False
-        self.data += part
+        """What has come so far; no more than a pipe holds many times, so that a flood does not hold us."""
+        for _ in range(READS):
+            if self.reader is None:
+                return
+            try:
+                part = os.read(self.reader, 1 << 20)
+            except BlockingIOError:
+                return
+            except OSError:
+                part = b""
+            if not part:
+                os.close(self.reader)
+                self.reader = None
+                return
+            self.data += part
+            self._take_frames()
+
+    def _take_frames(self):
         while len(self.data) >= HEAD:
             size = int.from_bytes(self.data[:4], "big")
-            if size > FRAME_LIMIT:
-                self._forged()
-                return True
-            if len(self.data) < HEAD + size:
-                break
+            if size <= FRAME_LIMIT and len(self.data) < HEAD + size:
+                return
             mac, body = bytes(self.data[4:HEAD]), bytes(self.data[HEAD : HEAD + size])
             del self.data[: HEAD + size]
-            if blake2b(body, key=self.key, digest_size=16).digest() != mac:
-                self._forged()
-                return True
-            count, event = json.loads(body.decode())
             self.count += 1
-            if count != self.count:
+            event = None
+            if size <= FRAME_LIMIT and blake2b(body, key=self.key, digest_size=16).digest() == mac:
+                count, event = json.loads(body.decode())
+            if event is None or count != self.count:
                 self._forged()
-                return True
+                return
             self.handle(*event)
-        return True
 
     def _forged(self):
-        self.run.problems.append("reports came that the runner did not write")
+        if len(self.run.problems) < PROBLEMS:
+            self.run.problems.append("reports came that the runner did not write")
         self.data.clear()
 
     def close(self):
@@ -147,7 +167,8 @@ class Child:
             self.current = None
         elif kind == "ready" and not run.ready:
             run.ready = True
-            os.write(1, (run.request["started"] + "\n").encode())
+            if run.request["kind"] == "wrapped":
+                os.write(1, (run.request["started"] + "\n").encode())
 
     def blame(self, status):
         """The test or file that was running gets `status`; False when there was none."""
@@ -177,7 +198,6 @@ def become_worker(request, writer, key):
         else:
             from grader_unittest import run  # pyright: ignore
         leave, flush = os._exit, (sys.stdout.flush, sys.stderr.flush)
-        sys.path.remove(os.path.dirname(os.path.abspath(__file__)))
         del key
         status = run(request, send)
         for each in flush:

@@ -2,7 +2,7 @@
 
 pytest-xdist would run tests in processes that nobody watches, pytest-cov slows them down, and without plugins
 found by entry points pytest does not even know their options. So they are taken out of the command line, the
-project's `addopts` included. Copied to the sandbox; Python 3.6 and later.
+project's `addopts` included. Python 3.6 and later.
 """
 
 # pyright: basic

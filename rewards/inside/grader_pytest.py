@@ -7,11 +7,12 @@ name fails on purpose: a patched runner or base class gives itself away. Python 
 
 # pyright: basic, reportRedeclaration=false, reportArgumentType=false, reportAttributeAccessIssue=false
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
 
-from grader_channel import Done, Watch, is_foreign, make_canary  # pyright: ignore
+from grader_channel import Done, Watch, announce, is_foreign, make_canary  # pyright: ignore
 from grader_options import settle  # pyright: ignore
 from grader_sources import Builtins, Sources  # pyright: ignore
 
@@ -198,6 +199,17 @@ def arguments(request):
     ]  # fmt: skip
 
 
+def pose():
+    """`__main__` becomes that of `python -m pytest`: what tests start by `spawn` or `forkserver` looks at it, to
+    load it again or not."""
+    spec = importlib.util.find_spec("pytest.__main__")
+    if spec is None:  # Before pytest 5.4.
+        return
+    main = importlib.util.module_from_spec(spec)
+    main.__name__ = "__main__"
+    sys.modules["__main__"] = main
+
+
 def run(request, send):
     """The whole of a process that runs pytest; returns its exit status."""
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -209,7 +221,8 @@ def run(request, send):
     sys.argv[:] = ["pytest", *args]
     before = Before(request["workdir"], request["targets"])
     recorder = make_plugin(pytest, request, send, before)
-    send("ready")
+    pose()
+    announce(request, send)
     status = int(pytest.main(args, plugins=[recorder]))
     recorder.finish(status)
     return status

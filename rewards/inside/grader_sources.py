@@ -38,6 +38,7 @@ class Sources:
         self.codes = {}
         self.plain = {}
         self.noted = {}
+        self.real = {}
         self.problems = set()
         self._scan(self.root, False)
         for target in targets:
@@ -94,6 +95,12 @@ class Sources:
                     plain.add(inner.co_name)
                 self._keep(inner, lines, plain)
 
+    def realpath(self, path):
+        """What the path first was: asked twice a test, and links do not change while honest tests run."""
+        if path not in self.real:
+            self.real[path] = os.path.realpath(path)
+        return self.real[path]
+
     def check_module(self, module, path):
         """Notes a problem when the module of a test file was not loaded from it by this class."""
         loader = getattr(getattr(module, "__spec__", None), "loader", None)
@@ -112,11 +119,11 @@ class Sources:
             code is then
             for (_, code), then in zip(found, noted)  # noqa: B905
         )
-        plain = path is not None and name in self.plain.get(os.path.realpath(path), ())
+        plain = path is not None and name in self.plain.get(self.realpath(path), ())
         for _, code in found:
             if code is None or not plain or id(code) in self.codes:
                 continue
-            if os.path.realpath(code.co_filename).startswith(self.root + os.sep):
+            if self.realpath(code.co_filename).startswith(self.root + os.sep):
                 same = False
         if not same:
             self.problems.add("the test function was replaced: " + name)

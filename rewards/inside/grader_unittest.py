@@ -15,7 +15,7 @@ import sys
 import unittest
 import unittest.util
 
-from grader_channel import Done, Watch, make_canary  # pyright: ignore
+from grader_channel import Done, Watch, announce, make_canary  # pyright: ignore
 from grader_sources import Builtins, Sources  # pyright: ignore
 
 WATCHED = (
@@ -243,7 +243,7 @@ def run(request, send):
     original = unittest.TextTestRunner.run
     unittest.TextTestRunner.run = lambda runner, suite: reporter.run(original, runner, suite)
     reporter.changed = Watch(WATCHED).changed
-    send("ready")
+    announce(request, send)
     program, words = request["program"], request["words"]
     try:
         if program.startswith("-m"):

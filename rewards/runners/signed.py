@@ -10,27 +10,19 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from typing import Any, Literal, cast
 
 from rewards.errors import FaultKind, GraderError
 from rewards.logs.pytest_log import other_names
 from rewards.runners.base import RunOptions, TestRun, run_environment, tail
+from rewards.runners.delivery import GRADER_DIR, PLUGIN_FILES, program, source, standard_input
 from rewards.types import Exhausted, GradingExecResult, GradingSandbox, MeteredSandbox, TestSpec
 
-GRADER_DIR = "/opt/grader"
-"""Where the runner lies inside the sandbox; nothing of the task is there."""
 TESTS_FAILED = 1
 """Exit status when tests failed. The canaries always fail, so any other status is wrong."""
 GRACE_S = 15.0
 """How long after the run's deadline the supervisor may take to write its results."""
 _RESULT_LIMIT_BYTES = 64 << 20
-_COMMON_FILES = ("run.py", "grader_channel.py", "grader_child.py", "grader_sources.py")
-_FILES: Mapping[str, tuple[str, ...]] = {
-    "pytest": ("grader_pytest.py", "grader_options.py"),
-    "unittest": ("grader_unittest.py",),
-    "wrapped": ("grader_pytest.py", "grader_options.py", "grader_join.py"),
-}
 _MISSING, _NOT_STARTED, _FULL = 97, 98, 96
 _DEAD = frozenset({"failed", "error", "skipped", "xfailed", "crashed", "timeout"})
 
@@ -65,7 +57,6 @@ async def run_signed(plan: Plan, tests: TestSpec, sandbox: GradingSandbox, optio
     result_path = f"{GRADER_DIR}/result-{secrets.token_hex(8)}"
     request = {
         "kind": plan.kind,
-        "result_key": key.hex(),
         "canary": canary,
         "started": started,
         "result": result_path,
@@ -77,8 +68,10 @@ async def run_signed(plan: Plan, tests: TestSpec, sandbox: GradingSandbox, optio
         "test_timeout_s": tests.test_timeout_s,
         **plan.request,
     }
-    await _install(plan, sandbox)
-    done = await _execute(plan, request, tests, sandbox, options)
+    if plan.kind == "wrapped":
+        await _install(sandbox)
+    given = standard_input(plan.kind, key, request)
+    done = await _execute(plan, given, tests, sandbox, options)
     if started.encode() not in done.output:
         _explain_no_start(plan, done)
     if done.timed_out:
@@ -93,29 +86,28 @@ async def run_signed(plan: Plan, tests: TestSpec, sandbox: GradingSandbox, optio
     return run if plan.kind == "unittest" else replace(run, aliases=pytest_aliases(run.statuses))
 
 
-async def _install(plan: Plan, sandbox: GradingSandbox) -> None:
-    folder = resources.files("rewards").joinpath("inside")
+async def _install(sandbox: GradingSandbox) -> None:
     try:
-        for name in (*_COMMON_FILES, *_FILES[plan.kind]):
-            await sandbox.write_file(f"{GRADER_DIR}/{name}", folder.joinpath(name).read_bytes())
+        for name in PLUGIN_FILES:
+            await sandbox.write_file(f"{GRADER_DIR}/{name}.py", source(name).encode())
     except Exception as error:
         raise GraderError(f"the sandbox failed before tests ran: {error!r}", "sandbox") from error
 
 
 async def _execute(
     plan: Plan,
-    request: Mapping[str, Any],
+    given: bytes,
     tests: TestSpec,
     sandbox: GradingSandbox,
     options: RunOptions,
 ) -> GradingExecResult:
     try:
         return await sandbox.exec(
-            (plan.python, "-s", f"{GRADER_DIR}/run.py"),
+            (plan.python, "-s", "-c", program()),
             timeout_s=tests.timeout_s + GRACE_S,
             env=run_environment(),
             cwd=tests.workdir,
-            stdin=json.dumps(request).encode(),
+            stdin=given,
             output_limit_bytes=options.output_limit_bytes,
         )
     except Exception as error:

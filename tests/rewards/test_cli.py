@@ -67,6 +67,33 @@ def test_errors_are_one_line(
     assert cli.main(["grade", "--task", "x", "--patch", str(tmp_path / "none")]) == 2
 
 
+def test_a_wrong_patch_is_wrong_usage_and_opens_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def opened() -> None:
+        raise cli.UnusableError("no sandbox can be opened")
+
+    monkeypatch.setattr(cli, "_tasks", opened)
+    (tmp_path / "text").write_text("this is no patch\n")
+    (tmp_path / "cut").write_text(GOLD[: GOLD.index("@@") + 30])
+    (tmp_path / "good").write_text(GOLD)
+    for name, words in (("none", "cannot be read"), (".", "cannot be read"), ("text", "no git-format patch")):
+        assert cli.main(["grade", "--task", "x", "--patch", str(tmp_path / name)]) == 2
+        told = capsys.readouterr().err
+        assert words in told and told.count("\n") == 1
+    assert cli.main(["grade", "--task", "x", "--patch", str(tmp_path / "cut")]) == 2
+    assert cli.main(["grade", "--batch", str(tmp_path / "none")]) == 2
+    assert cli.main(["grade", "--task", "x", "--patch", str(tmp_path / "good")]) == 3
+
+
+def test_a_patch_that_does_not_apply_is_wrong_usage(
+    tasks: LocalTasks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").write_text(GOLD.replace("shapes/core.py", "shapes/other.py"))
+    assert cli.main(["grade", "--task", "x", "--patch", str(tmp_path / "other")]) == 2
+    assert "does not apply" in capsys.readouterr().err
+
+
 def test_wrong_usage_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ([], ["grade"], ["grade", "--task", "x"], ["grade", "--batch", "x", "--task", "x"]):
         with pytest.raises(SystemExit) as ended:

@@ -53,6 +53,16 @@ async def test_no_fix_and_a_broken_test(local: LocalSandbox) -> None:
     assert "6 of 10 PASS_TO_PASS did not pass" in result.reasons[1]
 
 
+async def test_a_mode_that_the_patch_does_not_expect_is_no_fault(local: LocalSandbox, tmp_path: Path) -> None:
+    """git warns of it on standard error, which comes in front of what it prints."""
+    for path in ("shapes/core.py", "shapes/data.txt"):
+        (tmp_path / "testbed" / path).chmod(0o755)
+    patch = GOLD.replace("--- a/", "index 1111111..2222222 100644\n--- a/")
+    patch += edit("shapes/data.txt", "one\n").replace("--- a/", "old mode 100644\nnew mode 100755\n--- a/")
+    result = await grade(SPEC, patch, local)
+    assert (result.reward, result.reasons) == (1.0, ())
+
+
 async def test_half_a_fix(local: LocalSandbox) -> None:
     half = CORE_BUGGY.replace("width + height", "6 if (width, height) == (2, 3) else width + height")
     result = await grade(SPEC, edit("shapes/core.py", half), local)
@@ -161,7 +171,7 @@ class Broken(LocalSandbox):
         await super().write_file(path, data, mode=mode)
 
 
-@pytest.mark.parametrize("at", range(6))
+@pytest.mark.parametrize("at", range(5))
 async def test_sandbox_that_fails_at_any_step_is_never_a_reward(at: int, tmp_path: Path) -> None:
     write_project(tmp_path)
     with pytest.raises(GraderError, match="helper is gone"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rewards.runner import run_spec
+from rewards.runners import delivery
 from rewards.types import TestSpec
 from tests.rewards.project import LocalSandbox
 
@@ -197,3 +198,44 @@ async def test_ids_that_a_data_set_has_cut_at_a_space_mean_all_their_tests(local
     assert run.problems == ()
     assert (run.status(cut), run.status(whole), run.channel) == ("failed", "passed", "signed")
     assert run.status("tests/test_area.py::test_are") == "missing"
+
+
+@pytest.mark.parametrize("runner", ["pytest", "unittest"])
+async def test_an_interpreter_of_another_kind_compiles_the_runner_itself(
+    runner: str, local: LocalSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "_MAGIC", b"none")
+    test_id = "tests/test_area.py::test_zero[plain]"
+    spec = TestSpec((sys.executable, "-m", "pytest"), (test_id,), (), 60)
+    if runner == "unittest":
+        await local.write_file("/testbed/tests/test_unit.py", UNIT.encode())
+        test_id = "tests.test_unit.Plain.test_length"
+        spec = unittest_spec(test_id)
+    run = await run_spec(spec, local)
+    assert (run.problems, run.status(test_id)) == ((), "passed"), run.output.decode()
+
+
+SPAWNS = """\
+import concurrent.futures
+import multiprocessing
+
+import pytest
+
+from shapes import countdown
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_other_processes(method):
+    context = multiprocessing.get_context(method)
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        assert pool.submit(len, [1, 2]).result(30) == 2
+"""
+
+
+async def test_a_test_may_start_processes_in_any_way(local: LocalSandbox) -> None:
+    """`spawn` and `forkserver` look at `__main__`, which must be what it is for a plain pytest."""
+    await local.write_file("/testbed/check/test_pool.py", SPAWNS.encode())
+    ids = tuple(f"check/test_pool.py::test_other_processes[{way}]" for way in ("fork", "spawn", "forkserver"))
+    run = await run_spec(TestSpec((sys.executable, "-m", "pytest"), ids, (), 60), local)
+    assert run.problems == (), run.output.decode()
+    assert [run.status(test_id) for test_id in ids] == ["passed", "passed", "passed"]

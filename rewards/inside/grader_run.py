@@ -1,10 +1,10 @@
 """The supervisor of a test run inside the sandbox: starts it, times it, and writes the signed results.
 
-Copied to the sandbox and run with the environment's own Python (3.6 or newer). The request, with the keys,
-comes by standard input; no code under test runs before it is read. Tests run in a child that reports each
-event, signed, through a pipe. A child that hangs in a test, or dies in one, costs that test only: all it
-started is killed and a new child runs the rest. The child can kill or stop this process, but then there
-are no results; it cannot make this process wait, nor read it (it is not dumpable).
+Runs with the environment's own Python (3.6 or newer), started by grader_boot.py, which read the request; no
+code under test has run by then. Tests run in a child that reports each event, signed, through a pipe. A child
+that hangs in a test, or dies in one, costs that test only: all it started is killed and a new child runs the
+rest. The child can kill or stop this process, but then there are no results; it cannot make it wait, nor read
+it (it is not dumpable).
 """
 
 # pyright: basic, reportRedeclaration=false, reportArgumentType=false, reportAttributeAccessIssue=false
@@ -12,7 +12,6 @@ import ctypes
 import errno
 import json
 import os
-import select
 import signal
 import sys
 import time
@@ -22,7 +21,7 @@ from grader_child import PR_SET_DUMPABLE, Child, is_any_stopped, kill_all  # pyr
 
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 MAX_CHILDREN = 25
-TICK_S = 0.2
+TICK_S = 0.05
 SHORT_TICK_S = 0.001
 LATE_S = 0.3
 NOT_STARTED, MISSING, FULL = 98, 97, 96
@@ -82,25 +81,20 @@ def watch(run, child):
             return "test limit"
         # A stream that ended is a process about to end: its end wakes nobody, so look often at first.
         tick = TICK_S if child.reader is not None else min(2 * tick, TICK_S)
-        ready = select.select(child.handles(), [], [], tick)[0]
+        ended = child.wait(tick)
         before, now = now, time.monotonic()
         late = now - before - tick
         if late > LATE_S:
             run.late_s += late
             # Time that this process did not get either is not held against the test.
             child.since += late
-        if child.reader in ready:
-            if not child.read():
-                tick = SHORT_TICK_S
-        elif ready:
-            child.accept()
-        if not ready or child.reader is None:
-            pid, status = os.waitpid(child.pid, os.WNOHANG)
-            if pid:
-                child.status = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
-                while child.reader is not None and select.select([child.reader], [], [], 0)[0]:
-                    child.read()
-                return "exited"
+        pid, status = os.waitpid(child.pid, os.WNOHANG)
+        child.read()
+        if pid:
+            child.status = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+            return "exited"
+        if ended:
+            tick = SHORT_TICK_S
 
 
 def supervise(run):
@@ -172,20 +166,9 @@ def write_results(run, key):
 
 
 def hide(request):
-    """Leaves no trace of this runner where the code under test could look: files, or the command line, which
-    becomes that of a plain pytest. A wrapped command still has to find the files."""
+    """The command line, where the code under test could look, becomes that of a plain pytest."""
     if request["kind"] == "wrapped":
         return
-    folder = os.path.dirname(os.path.abspath(__file__))
-    import grader_sources  # pyright: ignore # noqa: F401
-
-    if request["kind"] == "pytest":
-        import grader_pytest  # pyright: ignore # noqa: F401
-    else:
-        import grader_unittest  # pyright: ignore # noqa: F401
-    for name in os.listdir(folder):
-        os.unlink(os.path.join(folder, name))
-    os.rmdir(folder)
     words = ["python", "-m", "pytest" if request["kind"] == "pytest" else "unittest"]
     if hasattr(sys, "orig_argv"):
         sys.orig_argv[:] = words
@@ -197,13 +180,8 @@ def hide(request):
         ctypes.memmove(start, text.ljust(size, b"\0"), size)
 
 
-def main():
-    """Reads the request, runs the tests, writes the signed results."""
-    request = json.loads(sys.stdin.buffer.read().decode())
-    # The key of the results waits in a pipe that no child has, not in memory that children get a copy of.
-    vault, filling = os.pipe()
-    os.write(filling, request.pop("result_key").encode())
-    os.close(filling)
+def main(request, vault):
+    """Runs the tests and writes the results, signed with the key that lies in the pipe `vault`."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for name in [name for name in os.environ if name.startswith(("PYTEST_", "PYTHONPATH", "COV_"))]:
         del os.environ[name]
@@ -225,7 +203,3 @@ def main():
     except OSError as error:
         os._exit(FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else 1)
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
