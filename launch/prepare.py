@@ -11,7 +11,8 @@ with the rest. Every row ends as passed, failed, flaky, build_error, timeout or 
   python launch/prepare.py data=swe_smith action=report               what is known
   python launch/prepare.py source.path=rows.jsonl tasks_file=tasks.jsonl data.name=mine
 
-Exit status: 0 done; 1 too few tasks passed; 2 the configuration, a list or the data set is wrong;
+Exit status: 0 done; 1 too few tasks passed; 2 the configuration, a list or the data set is wrong, or a filter
+or an id to retry means no row;
 3 no sandbox can be opened on this machine; 130 interrupted, 143 terminated (run it again to go on).
 """
 
@@ -30,7 +31,7 @@ from rich.console import Console
 from launch.config_compose import ConfigError
 from launch.exit_codes import BAD_CONFIG, FAILED, INTERRUPTED, OK, TERMINATED, UNUSABLE_MACHINE
 from launch.prepare_config import Plan, help_lines, load_plan
-from launch.prepare_local import load_lists, run_local
+from launch.prepare_local import bug_names, load_lists, run_local
 from launch.prepare_view import View
 from recipes.swe.build_env import EnvBuilder
 from recipes.swe.dataset_types import BadRow, SourceTask
@@ -74,6 +75,7 @@ def _run(plan: Plan, console: Console) -> int:
     rows = _read(plan) if needed else ([], [])
     if plan.action != "run":
         return _known(plan, rows[0], console)
+    _refuse_what_means_nothing(plan, _names(*rows) if lists is None else bug_names(*lists))
     cache_dir = plan.request.cache_dir
     previous = signal.signal(signal.SIGTERM, _raise_terminated)
     try:
@@ -91,11 +93,25 @@ def _run(plan: Plan, console: Console) -> int:
         console.print(f"launch/prepare.py: no sandbox can be opened here: {error}", markup=False)
         console.print("What to change: python launch/doctor.py")
         return UNUSABLE_MACHINE
+    except BrokenPipeError:  # nobody reads any more: launch.entry ends the command
+        raise
     except OSError as error:
         console.print(f"launch/prepare.py: {error}; what is done is kept", style="bold red", markup=False)
         return FAILED
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _names(tasks: Sequence[SourceTask], bad: Sequence[BadRow]) -> list[tuple[str, str]]:
+    """(id, repository) of all rows."""
+    return [(task.instance_id, task.repo) for task in tasks] + [(row.row_id, "") for row in bad]
+
+
+def _refuse_what_means_nothing(plan: Plan, rows: Sequence[tuple[str, str]]) -> None:
+    """Raises ConfigError for a filter that lets nothing through, and for ids to retry that nothing has."""
+    faults = Selection(plan.request).faults(rows)
+    if faults:
+        raise ConfigError(faults)
 
 
 def _read(plan: Plan) -> tuple[list[SourceTask], list[BadRow]]:
@@ -124,7 +140,8 @@ async def _prepare(plan: Plan, tasks: Sequence[SourceTask], bad: Sequence[BadRow
 def conclude(plan: Plan, tasks: Sequence[SourceTask], outcomes: Sequence[Outcome], console: Console) -> int:
     """Writes tasks and report, prints the summary, gives the exit status."""
     output = plan.request.output
-    known = _all_known(plan, tasks, outcomes)
+    store = StatusStore(plan.request.cache_dir, plan.request.name)
+    known = store.with_earlier(tasks, outcomes)
     passed = export(output, tasks, known)
     write_report(output.with_suffix(".report.json"), known)
     table = failures(outcomes, FAILURES_SHOWN)
@@ -140,41 +157,43 @@ def conclude(plan: Plan, tasks: Sequence[SourceTask], outcomes: Sequence[Outcome
     if count >= plan.min_tasks and projects >= plan.min_projects:
         return OK
     wanted = f"{plan.min_tasks} tasks or {plan.min_projects} projects"
-    logs = StatusStore(plan.request.cache_dir, plan.request.name).folder / "logs"
+    logs = store.folder / "logs"
     console.print(f"launch/prepare.py: fewer than {wanted} passed; logs: {logs}", style="bold red")
     return FAILED
-
-
-def _all_known(plan: Plan, tasks: Sequence[SourceTask], outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Outcomes of this run, and of earlier ones for rows that its filter left out."""
-    now = {row.instance_id: row for row in outcomes}
-    store = StatusStore(plan.request.cache_dir, plan.request.name)
-    found: list[Outcome] = []
-    for task in tasks:
-        row = now.pop(task.instance_id, None) or store.get(task.instance_id)
-        if row is not None:
-            found.append(row)
-    return [*found, *now.values()]
 
 
 def _known(plan: Plan, tasks: Sequence[SourceTask], console: Console) -> int:
     """`report` and `export`: from what is known, without building anything."""
     selection = Selection(plan.request)
-    rows = list(StatusStore(plan.request.cache_dir, plan.request.name).all())
-    rows = [row for row in rows if selection.wants(row.instance_id, row.repo)]
+    every = list(StatusStore(plan.request.cache_dir, plan.request.name).all())
+    rows = [row for row in every if selection.wants(row.instance_id, row.repo)]
+    _refuse_what_means_nothing(plan, [(row.instance_id, row.repo) for row in every])
     if plan.action == "report":
-        table = failures(rows, FAILURES_SHOWN)
-        if table is not None:
-            console.print(table, markup=False)
-        console.print(by_repository(rows), markup=False)
-        write_report(plan.request.output.with_suffix(".report.json"), rows)
-        return OK
+        return _report(plan, rows, console, whole=len(rows) == len(every))
     if plan.source is None:
         raise ConfigError([f"data={plan.request.name} is written by every run; there is nothing to export"])
     ids = {row.instance_id for row in rows}
     count = export(plan.request.output, [task for task in tasks if task.instance_id in ids], rows)
     print(f"[prepare] {count} tasks in {plan.request.output}")
     return OK if count >= plan.min_tasks else FAILED
+
+
+def _report(plan: Plan, rows: Sequence[Outcome], console: Console, *, whole: bool) -> int:
+    """Prints what is known; the report file is only written when it is of the `whole` set."""
+    path = plan.request.output.with_suffix(".report.json")
+    if not rows:
+        where = f"; what its last run made is in {path}" if path.is_file() else ""
+        console.print(f"no row of data={plan.request.name} is known here{where}", markup=False)
+        return FAILED
+    table = failures(rows, FAILURES_SHOWN)
+    if table is not None:
+        console.print(table, markup=False)
+    console.print(by_repository(rows), markup=False)
+    if whole:
+        write_report(path, rows)
+    else:
+        console.print(f"of a part of the rows; {path} is left as it is", markup=False)
+    return OK
 
 
 class _TerminatedError(BaseException):

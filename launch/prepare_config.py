@@ -189,6 +189,11 @@ def _plan(plain: dict[str, Any], data: dict[str, Any]) -> Plan:
     lists = [plain["bugs_file"]] if plain["bugs_file"] else plain["local_sets"].get(name, [])
     if made_here and not lists:
         raise ConfigError([f"data={name} names no source of rows; set source.path or data.source"])
+    validate = name != "local" if plain["validate"] is None else plain["validate"]
+    chosen = [key for key in ("filter", "retry", "force") if plain[key]]
+    if made_here and not validate and chosen and plain["action"] == "run":
+        why = f"data={name} is made whole and not validated row by row; give validate=true with it"
+        raise ConfigError([f"{key}: {why}" for key in chosen])
     tasks, projects = _SMALLEST.get(name, (1, 1)) if made_here else (1, 1)
     build = plain["build"]
     cache_dir = ROOT / plain["paths"]["cache_dir"]
@@ -209,7 +214,7 @@ def _plan(plain: dict[str, Any], data: dict[str, Any]) -> Plan:
         limit=plain["limit"],
         projects_file=ROOT / plain["projects_file"],
         bugs_files=tuple(ROOT / file for file in lists),
-        validate=name != "local" if plain["validate"] is None else plain["validate"],
+        validate=validate,
         min_tasks=tasks if plain["min_tasks"] is None else plain["min_tasks"],
         min_projects=projects if plain["min_projects"] is None else plain["min_projects"],
     )

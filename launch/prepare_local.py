@@ -12,6 +12,7 @@ from launch.prepare_view import View
 from recipes.swe.prepare_report import by_repository, export, failures
 from recipes.swe.prepare_report import write_report as write_outcomes
 from recipes.swe.prepare_run import Preparation
+from recipes.swe.prepare_store import StatusStore
 from recipes.swe.prepare_types import Event
 from recipes.swe.tasks_build import ProjectBuilder
 from recipes.swe.tasks_prepare import PrepareOptions, Report, prepare, source_tasks, write_report, write_tasks
@@ -29,12 +30,17 @@ def load_lists(plan: Plan) -> tuple[dict[str, Project], list[Bug]]:
     return projects, bugs
 
 
+def bug_names(projects: Mapping[str, Project], bugs: Sequence[Bug]) -> list[tuple[str, str]]:
+    """(id, repository) of all bugs."""
+    return [(bug.instance_id, projects[bug.project].repo) for bug in bugs]
+
+
 async def run_local(
     plan: Plan, projects: Mapping[str, Project], bugs: Sequence[Bug], console: Console
 ) -> int:
     """Makes the set; returns the exit status."""
     output = plan.request.output
-    options = PrepareOptions(plan.settings, plan.request.parallel_checks)
+    options = PrepareOptions(plan.settings, plan.request.parallel_checks, graded=not plan.validate)
     async with MiniBackend() as backend:
         names = {bug.project for bug in bugs}
         labels = {f"{project.name} {project.version}" for project in projects.values()}
@@ -57,15 +63,17 @@ async def run_local(
             console, environments=len({task.env_key for task in tasks}), tasks=len(tasks), stressed=True
         ) as view:
             outcomes = await Preparation(plan.request, builder, backend, view.show).run(tasks, ())
-    passed = export(output, tasks, outcomes)
-    write_outcomes(output.with_suffix(".report.json"), outcomes)
-    table = failures(outcomes, len(outcomes))
+    store = StatusStore(plan.request.cache_dir, plan.request.name)
+    known = store.with_earlier(tasks, outcomes)
+    passed = export(output, tasks, known)
+    write_outcomes(output.with_suffix(".report.json"), known)
+    table = failures(known, len(known))
     if table is not None:
         console.print(table, markup=False)
-    console.print(by_repository(outcomes), markup=False)
-    of = len({row.repo for row in outcomes if row.status == "passed"})
+    console.print(by_repository(known), markup=False)
+    of = len({row.repo for row in known if row.status == "passed"})
     print(f"[prepare] {passed} of {len(bugs)} bugs are tasks, of {of} projects; {output}")
-    return OK if passed >= plan.min_tasks and of >= plan.min_projects else FAILED
+    return _enough(plan, passed, of, f"logs: {store.folder / 'logs'}", console)
 
 
 def _conclude(plan: Plan, report: Report, console: Console) -> int:
@@ -85,11 +93,13 @@ def _conclude(plan: Plan, report: Report, console: Console) -> int:
         f"[prepare] {report.tasks} tasks of {report.projects} projects in {report.duration_s:.1f} s "
         f"({counts}); {plan.request.output}"
     )
-    if report.tasks >= plan.min_tasks and report.projects >= plan.min_projects:
+    return _enough(plan, report.tasks, report.projects, "see the reasons above", console)
+
+
+def _enough(plan: Plan, tasks: int, projects: int, where: str, console: Console) -> int:
+    """The exit status."""
+    if tasks >= plan.min_tasks and projects >= plan.min_projects:
         return OK
-    console.print(
-        f"launch/prepare.py: fewer than {plan.min_tasks} tasks or {plan.min_projects} projects; "
-        "see the reasons above",
-        style="bold red",
-    )
+    wanted = f"{plan.min_tasks} tasks or {plan.min_projects} projects"
+    console.print(f"launch/prepare.py: fewer than {wanted}; {where}", style="bold red")
     return FAILED

@@ -7,7 +7,7 @@ repeat is flaky. Faults of sandbox or grader are raised: they say nothing of the
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recipes.swe.dataset_types import PrepareStatus, SourceTask
@@ -16,6 +16,7 @@ from recipes.swe.grading import case_of, open_grader
 from recipes.swe.prepare_types import CheckSettings
 from recipes.swe.tasks import from_source, tests_of
 from rewards.apply import apply_test_patch
+from rewards.grader import Case, Grader
 from rewards.runner import RunOptions, TestRun, run_spec
 from rewards.runners.signed import RunnerDiedError
 from rewards.types import RewardResult, TestSpec
@@ -58,6 +59,20 @@ def test_command(task: SourceTask, plugins: Sequence[str]) -> tuple[str, ...]:
     return with_plugins(words, task.build.runner, plugins) if task.build.plugins else words
 
 
+async def judge_gold(grader: Grader, case: Case, patch: str) -> Finding:
+    """Whether the gold patch earns 1 and an empty one 0, from the grader that training uses. Raises
+    SandboxError and GraderError."""
+    gold = await grader.judge(case, patch)
+    reasons = "".join(f"{why}\n" for why in gold.reasons)
+    log = f"== with the gold patch ==\nreward {gold.reward}\n{reasons}"
+    if gold.reward != 1.0:
+        return _finding(gold, log)
+    empty = await grader.judge(case, "")
+    if empty.reward != 0.0:
+        return Finding("failed", f"an empty patch earns {empty.reward}", log)
+    return Finding("passed", "", log)
+
+
 class Checker:
     """Validates tasks; several at once."""
 
@@ -80,16 +95,8 @@ class Checker:
         if wrong:
             return Finding("failed", wrong, log)
         case = case_of(tests, env, self._backend, self._settings.limits)
-        gold = await self._grader.judge(case, task.gold_patch)
-        log += f"== with the gold patch ==\nreward {gold.reward}\n" + "".join(
-            f"{why}\n" for why in gold.reasons
-        )
-        if gold.reward != 1.0:
-            return _finding(gold, log)
-        empty = await self._grader.judge(case, "")
-        if empty.reward != 0.0:
-            return Finding("failed", f"an empty patch earns {empty.reward}", log)
-        return Finding("passed", "", log)
+        judged = await judge_gold(self._grader, case, task.gold_patch)
+        return replace(judged, log=log + judged.log)
 
     async def _without_patch(self, tests: TestSpec, env: CachedEnv) -> TestRun:
         async with await self._backend.open(env.spec(self._settings.limits)) as sandbox:

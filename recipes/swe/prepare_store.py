@@ -7,10 +7,11 @@ A status that cannot be read counts as none: the row is done again.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from recipes.swe.dataset_types import SourceTask
 from recipes.swe.datasets_fields import safe_key
 from recipes.swe.prepare_types import STATUSES, Outcome
 from sandbox.cache_publish import write_atomically
@@ -54,6 +55,16 @@ class StatusStore:
         yield from sorted(
             (outcome for outcome in found if outcome is not None), key=lambda one: one.instance_id
         )
+
+    def with_earlier(self, tasks: Sequence[SourceTask], outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """Outcomes of a run, and of earlier ones for tasks that its filter left out, in the tasks' order."""
+        now = {row.instance_id: row for row in outcomes}
+        found: list[Outcome] = []
+        for task in tasks:
+            row = now.pop(task.instance_id, None) or self.get(task.instance_id)
+            if row is not None:
+                found.append(row)
+        return [*found, *now.values()]
 
 
 def _read(path: Path) -> Outcome | None:

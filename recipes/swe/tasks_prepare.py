@@ -40,6 +40,8 @@ class PrepareOptions:
     """The cache, the index, and limits of builds."""
     parallel: int
     """Bugs judged at once."""
+    graded: bool = True
+    """Ask the grader about each; False where the set is validated afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ async def prepare(
     """Builds and judges. Raises nothing for a project or bug that fails."""
     started = time.monotonic()
     builder = ProjectBuilder(options.settings, backend)
-    validator = Validator(options.settings.cache_dir, backend, builder)
+    validator = Validator(options.settings.cache_dir, backend, builder, graded=options.graded)
     broken = await _build(projects, bugs, builder, progress)
     gate = asyncio.Semaphore(options.parallel)
 

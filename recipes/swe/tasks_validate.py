@@ -1,7 +1,7 @@
 """Judges one bug: is it a valid task? Runs the project's tests with and without it, twice each.
 
 A valid bug makes tests fail that pass without it, the same ones each time, and is undone by its gold
-patch: the very grader of the training gives reward 1 for that and 0 for an empty patch. Verdicts are
+patch (`prepare_check.judge_gold`; not asked here when the whole set is validated afterwards). Verdicts are
 kept, so a prepare that was interrupted goes on where it stopped. Bugs that break tests only by chance,
 or so badly that a test file cannot be collected, are no tasks.
 """
@@ -17,6 +17,7 @@ from recipes.swe.build_env import BuiltEnv
 from recipes.swe.build_task import task_layer
 from recipes.swe.build_types import BuildError
 from recipes.swe.grading import case_of, open_grader
+from recipes.swe.prepare_check import judge_gold
 from recipes.swe.tasks import TEST_COMMAND, TaskRow, gold_patch, parse_row, tests_of
 from recipes.swe.tasks_build import ProjectBuilder
 from recipes.swe.tasks_patch import make_patch, split_lines
@@ -24,7 +25,6 @@ from recipes.swe.tasks_projects import Bug, Project
 from recipes.swe.tasks_statement import problem_statement
 from rewards.errors import GraderError
 from rewards.runner import TestRun, run_tests
-from rewards.types import RewardResult
 from sandbox.cache import EnvRecord, layer_dir, open_record
 from sandbox.cache_publish import publish_env, write_atomically
 from sandbox.errors import SandboxError
@@ -73,11 +73,12 @@ class _RejectedError(Exception):
 class Validator:
     """Judges bugs below one cache root; several may be judged at once."""
 
-    def __init__(self, root: Path, backend: Backend, builder: ProjectBuilder) -> None:
-        """`root` is the cache (config paths.cache_dir)."""
+    def __init__(self, root: Path, backend: Backend, builder: ProjectBuilder, *, graded: bool = True) -> None:
+        """`root` is the cache (config paths.cache_dir). `graded`: ask the grader too, see above."""
         self._root = root
         self._backend = backend
         self._builder = builder
+        self._graded = graded
         self._grader = open_grader(None, cached=False)  # it measures, and believes no older verdict
         self._clean: dict[str, asyncio.Task[frozenset[str]]] = {}
 
@@ -148,7 +149,8 @@ class Validator:
             repo=project.repo,
             problem_statement=problem_statement(project, bug, fail_to_pass, first.output),
         )
-        await self._check_grader(row, record)
+        if self._graded:
+            await self._check_gold(row, record)
         return row
 
     async def _passing_clean(self, project: Project, built: BuiltEnv) -> frozenset[str]:
@@ -185,20 +187,13 @@ class Validator:
                 output_limit_bytes=OUTPUT_BYTES,
             )
 
-    async def _check_grader(self, row: TaskRow, record: EnvRecord) -> None:
-        """Gold must earn 1 and nothing 0, from the grader that training uses."""
-        gold = await self._grade(row, record, gold_patch(row))
-        if gold.reward != 1.0:
-            why = f"the gold patch earns {gold.reward}: {'; '.join(gold.reasons)}"
-            raise _RejectedError("unusable", why, lasting=False)
-        empty = await self._grade(row, record, "")
-        if empty.reward != 0.0:
-            raise _RejectedError("unusable", f"an empty patch earns {empty.reward}")
-
-    async def _grade(self, row: TaskRow, record: EnvRecord, patch: str) -> RewardResult:
+    async def _check_gold(self, row: TaskRow, record: EnvRecord) -> None:
         env = open_record(self._root, row.instance_id, record)
         tests = tests_of(row, timeout_s=TEST_TIMEOUT_S)
-        return await self._grader.judge(case_of(tests, env, self._backend, TEST_LIMITS), patch)
+        case = case_of(tests, env, self._backend, TEST_LIMITS)
+        found = await judge_gold(self._grader, case, gold_patch(row))
+        if found.status != "passed":
+            raise _RejectedError("unusable", found.reason, lasting=False)
 
     def _verdict_path(self, project: Project, bug: Bug, built: BuiltEnv) -> Path:
         names = (project.repo, project.image_name)
@@ -210,6 +205,7 @@ class Validator:
             project.test_files,
             *names,
             asdict(bug),
+            *(() if self._graded else ("not graded",)),
         ]
         facts = json.dumps(inputs, sort_keys=True)
         digest = hashlib.sha256(facts.encode()).hexdigest()[:16]

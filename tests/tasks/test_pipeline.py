@@ -255,6 +255,37 @@ def test_report_and_export_build_nothing(
     assert not opened and other.read_bytes() == (cache / "tasks" / "tiny.jsonl").read_bytes()
 
 
+def test_a_choice_that_means_nothing_is_refused(
+    prepared: tuple[Path, Path],
+    workshop: Workshop,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    cache, rows = prepared
+    opened = forbid(monkeypatch)
+    for action in ("run", "report", "export"):
+        wrong = ("filter=nobody*", "retry=[flaky,good,nosuch]", f"action={action}")
+        assert command.main(arguments(workshop, cache, rows, *wrong)) == 2
+        shown = capfd.readouterr().err
+        assert "2 error(s)" in shown and "'nobody*' matches no id and no repository of" in shown
+        assert "'nosuch' is no status (passed, failed, flaky," in shown and "'good'" not in shown
+    assert not opened
+
+
+def test_a_report_of_a_part_leaves_the_file(
+    prepared: tuple[Path, Path], workshop: Workshop, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cache, rows = prepared
+    path = cache / "tasks" / "tiny.report.json"
+    before = path.read_bytes()
+    assert command.main(arguments(workshop, cache, rows, "action=report", "filter=good*")) == 0
+    shown = capfd.readouterr().err
+    assert "left as it is" in shown and "flaky" not in shown
+    assert path.read_bytes() == before
+    assert command.main(arguments(workshop, tmp_path, rows, "action=report")) == 1
+    assert "no row of data=tiny is known here" in capfd.readouterr().err
+
+
 def content(cache: Path) -> dict[str, bytes | str]:
     """All that a run leaves for training, by path."""
     found: dict[str, bytes | str] = {}

@@ -208,6 +208,29 @@ def test_dead_index_is_a_failure_that_says_what_to_do(
     assert "PIP_INDEX_URL" in capsys.readouterr().err
 
 
+def test_rows_are_chosen_only_where_they_are_validated(
+    workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(workshop.overrides(tmp_path, "filter=*validaaa", "force=true")) == 2
+    errors = capsys.readouterr().err
+    assert "filter: data=local is made whole" in errors and "force: " in errors
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_validated_set_keeps_what_a_filter_leaves_out(
+    workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks = ("validate=true", "check.repeats=1", "check.stress_repeats=0")
+    overrides = workshop.overrides(workshop.seeded(tmp_path), *checks)
+    assert command.main(overrides) == 0
+    tasks = (tmp_path / "tasks" / "local.jsonl").read_bytes()
+    assert tasks.count(b"\n") == 2
+    assert command.main([*overrides, "filter=*validbbb", "retry=[passed]"]) == 0
+    assert (tmp_path / "tasks" / "local.jsonl").read_bytes() == tasks
+    assert command.main([*overrides, "filter=*nosuch"]) == 2
+    assert "matches no id and no repository of 5 rows" in capsys.readouterr().err
+
+
 def test_help_names_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--help"]) == 0
     shown = capsys.readouterr().out
