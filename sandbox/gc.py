@@ -5,6 +5,7 @@ helper that was killed too, and for power cuts. Processes are known by pid and s
 alone. Mounts need no care: they live in namespaces that die with their last process.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from typing import Any, cast
 from sandbox import cgroup, process
 
 _KILL_WAIT_S = 5.0
+_WRITERS_END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +75,32 @@ def remove_cgroups(directories: list[str]) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory whatever modes a sandbox gave to what is in it. Blocks."""
+    """Remove a directory whatever modes a sandbox gave to what is in it. Blocks.
 
-    def unlock(function: Callable[..., object], name: str, error: BaseException) -> None:
-        if isinstance(error, FileNotFoundError):
-            return
-        os.chmod(os.path.dirname(name), 0o700)
-        if not os.path.islink(name):
-            os.chmod(name, 0o700)
-        # Listing failed: again from there. Else the one call is tried again.
-        shutil.rmtree(name, ignore_errors=True) if function in (os.open, os.scandir, os.listdir) else None
+    Waits a little for those who still write there: git(1) of a diff whose owner was killed. Raises OSError
+    when they do not end."""
+    deadline = time.monotonic() + _WRITERS_END_S
+    while True:
         try:
-            os.rmdir(name) if os.path.isdir(name) and not os.path.islink(name) else os.unlink(name)
-        except FileNotFoundError:
-            return
+            return shutil.rmtree(path, onexc=_unlock)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.02)
 
-    shutil.rmtree(path, onexc=unlock)
+
+def _unlock(function: Callable[..., object], name: str, error: BaseException) -> None:
+    if isinstance(error, FileNotFoundError):
+        return
+    os.chmod(os.path.dirname(name), 0o700)
+    if not os.path.islink(name):
+        os.chmod(name, 0o700)
+    # Listing failed: again from there. Else the one call is tried again.
+    shutil.rmtree(name, ignore_errors=True) if function in (os.open, os.scandir, os.listdir) else None
+    try:
+        os.rmdir(name) if os.path.isdir(name) and not os.path.islink(name) else os.unlink(name)
+    except FileNotFoundError:
+        return
 
 
 def _directories(root: Path) -> list[Path]:

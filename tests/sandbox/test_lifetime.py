@@ -221,3 +221,15 @@ async def test_two_backends_in_one_process(state_dir: Path, usable: None) -> Non
             )
             assert [result.output for result in results] == [b"0\n", b"0\n"]
     assert list(state_dir.iterdir()) == []
+
+
+def test_a_tree_is_removed_while_a_dead_owners_program_still_writes_in_it(tmp_path: Path) -> None:
+    """As git(1) does for a moment, whose owner was killed in the middle of a diff."""
+    tree = tmp_path / "tree"
+    (tree / "objects").mkdir(parents=True)
+    writes = "i=0; while [ $i -lt 3000 ] && echo x > objects/$i; do i=$((i+1)); [ -d d$i ] || mkdir d$i; done"
+    with subprocess.Popen(["sh", "-c", writes], cwd=tree, stderr=subprocess.DEVNULL):
+        while not (tree / "objects" / "50").exists():
+            time.sleep(0.001)
+        gc.remove_tree(tree)
+        assert not tree.exists()
