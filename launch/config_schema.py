@@ -36,7 +36,9 @@ class PathsSection:
     cache_max_gib: Annotated[float | None, Above(0)] = None
     """With a store: size that layers on a node are kept within, GiB; null for no bound."""
     cache_io: Annotated[int, Between(1, 100_000)] = 40
-    """Units of 50 MB that a node unpacks at once; `launch/doctor.py --io` proposes the number."""
+    """Units that a node unpacks at once; `launch/doctor.py --io` proposes the number for units of 50 MB."""
+    cache_io_unit_mb: Annotated[float, Above(0)] = 50
+    """Size of a unit, MB (10^6 bytes): a layer takes one for each that it is large, at most all there are."""
 
 
 @dataclass(frozen=True, slots=True)

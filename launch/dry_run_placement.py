@@ -9,7 +9,6 @@ from typing import Any
 
 from launch.config_rules import is_asynchronous, shares_gpus
 from launch.machine import needs_of
-from sandbox.cache_gate import UNIT_BYTES
 
 Config = Mapping[str, Any]
 
@@ -80,7 +79,8 @@ def _divided_node(config: Config) -> list[str]:
 
 def _sandbox_line(config: Config) -> str:
     sandbox, needs = config["sandbox"], needs_of(config)
-    units = f"{config['paths']['cache_io']} I/O units of {UNIT_BYTES // 10**6} MB"
+    paths = config["paths"]
+    units = f"{paths['cache_io']} I/O units of {paths['cache_io_unit_mb']:g} MB"
     return f"{needs.sandboxes} sandboxes ({sandbox['kind']}) at once, {units}"
 
 

@@ -1,10 +1,11 @@
 """How layers are fetched on a cluster: in a Ray task that holds so much of its node's `cache_io` while it
 unpacks.
 
-Each node advertises units of `cache_io` (50 MB each; `doctor --io` proposes how many). A worker that lacks a
-layer hands the unpacking to a task on its own node that needs as many units as the layer's size, at most all
-the node has. So Ray's own scheduler is the queue, the units are held exactly while bytes move, they come back
-when the task, its worker or its node dies, and unpacking does not stop the event loop that rollouts live in.
+Each node advertises units of `cache_io` (`paths.cache_io_unit_mb` each; `doctor --io` proposes how many). A
+worker that lacks a layer hands the unpacking to a task on its own node that needs as many units as the
+layer's size, at most all the node has. So Ray's own scheduler is the queue, the units are held exactly while
+bytes move, they come back when the task, its worker or its node dies, and unpacking does not stop the event
+loop that rollouts live in.
 Where no Ray is up, or a node advertises nothing, the node's local gate serves (`sandbox.cache_gate`).
 """
 
@@ -20,13 +21,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sandbox.cache import EnvCache
 from sandbox.cache_evict import GRACE_S
-from sandbox.cache_gate import UNIT_BYTES, LocalGate, NoGate, units_of
+from sandbox.cache_gate import LocalGate, NoGate, units_of
 from sandbox.errors import CacheError
 from sandbox.store import Manifest, Store
 from sandbox.store_fetch import Fetched, Origin, bring_here
 
 RESOURCE = "cache_io"
 GIB = 1 << 30
+MB = 10**6
 
 
 def open_cache(paths: Mapping[str, Any]) -> EnvCache:
@@ -35,13 +37,13 @@ def open_cache(paths: Mapping[str, Any]) -> EnvCache:
     if not store:
         return EnvCache(Path(paths["cache_dir"]))
     root = Path(paths["node_dir"] or paths["cache_dir"])
-    capacity = advertised()
+    capacity, unit_bytes = advertised(), max(1, round(paths["cache_io_unit_mb"] * MB))
     return EnvCache(
         root,
         store=store,
-        gate=LocalGate(root / "gate", units=paths["cache_io"]),
+        gate=LocalGate(root / "gate", units=paths["cache_io"], unit_bytes=unit_bytes),
         limit_bytes=int(limit * GIB) if limit else None,
-        bring=RayBring(capacity) if capacity else None,
+        bring=RayBring(capacity, unit_bytes=unit_bytes) if capacity else None,
     )
 
 
@@ -71,9 +73,9 @@ class RayBring:
     """Fetches layers in tasks of this node that hold `cache_io`. Called from threads; see
     `store_fetch.Bring`."""
 
-    def __init__(self, capacity: int, *, unit_bytes: int = UNIT_BYTES) -> None:
-        """`capacity`: units that this node advertises, one at least. Starts a process for the first task,
-        which takes a second that no rollout should wait for."""
+    def __init__(self, capacity: int, *, unit_bytes: int) -> None:
+        """`capacity`: units of so many bytes that this node advertises, one at least. Starts a process for
+        the first task, which takes a second that no rollout should wait for."""
         self._capacity = capacity
         self._unit_bytes = unit_bytes
         here = ray.get_runtime_context().get_node_id()

@@ -1,6 +1,7 @@
 """Fetching on a cluster: two raylets of this machine stand for two nodes, each with one unit of `cache_io`.
 
-Each has a cache of its own. Layers are larger than the unit, so every request is above the capacity.
+Each has a cache of its own. The configuration makes units so small that every layer is larger than all that a
+node has: each request is above the capacity.
 """
 
 import os
@@ -17,6 +18,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from recipes.swe.io_gate import RESOURCE, advertised, open_cache
 from sandbox.cache import EnvCache
+from sandbox.cache_gate import units_of
+from sandbox.store import Store
 from sandbox.store_pack import tree_facts
 from sandbox.types import EnvSpec
 from tests.cache.helpers import make_store, visible
@@ -24,6 +27,8 @@ from tests.cache.helpers import make_store, visible
 pytestmark = pytest.mark.slow
 OWN = {"num_cpus": 1, "object_store_memory": 80 << 20, "resources": {RESOURCE: 1}}
 KEYS = [f"env{number}" for number in range(4)]
+UNIT_MB = 0.05
+"""The smallest layer (`base-00`) has 55 kB in its files, the others four times as much."""
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +59,7 @@ class Worker:
             "store": url,
             "cache_max_gib": None,
             "cache_io": 1,
+            "cache_io_unit_mb": UNIT_MB,
         }
         self.capacity = advertised()
         self.cache = open_cache(paths)
@@ -115,11 +121,20 @@ def until(condition: Any, what: str) -> None:
         time.sleep(0.05)
 
 
+def above_the_capacity(store: Store) -> None:
+    """Every layer wants more units than the one that a node has: unclamped, Ray could never run its task."""
+    for name in store.names("layers"):
+        manifest = store.manifest(name)
+        assert manifest is not None
+        assert units_of(manifest.tree_bytes, capacity=1000, unit_bytes=round(UNIT_MB * 1e6)) > 1
+
+
 def test_every_node_fetches_once_under_its_own_unit_and_nothing_deadlocks(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """Two workers on each node, all asking for four environments sixteen times at once."""
     store = make_store(tmp_path, KEYS)
+    above_the_capacity(store)
     roots = [tmp_path / f"node{number}" for number in range(2)]
     workers = [
         worker_on(node, root, store.url, slow_s=0.1)
@@ -152,6 +167,7 @@ def test_every_node_fetches_once_under_its_own_unit_and_nothing_deadlocks(
 def test_a_node_killed_while_unpacking_leaves_nothing_half_done(cluster: Cluster, tmp_path: Path) -> None:
     """Its node comes back with the same disk: the layer is fetched again, whole; the other node goes on."""
     store = make_store(tmp_path, KEYS)
+    above_the_capacity(store)
     other = nodes()[0]
     doomed = cluster.add_node(**OWN)
     roots = {"doomed": tmp_path / "doomed", "other": tmp_path / "other"}
@@ -210,6 +226,7 @@ def test_without_a_store_or_units_no_task_is_needed(cluster: Cluster, tmp_path: 
         "store": None,
         "cache_max_gib": None,
         "cache_io": 1,
+        "cache_io_unit_mb": UNIT_MB,
     }
     assert open_cache(paths).store is None
     assert isinstance(open_cache(paths), EnvCache)
