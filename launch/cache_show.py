@@ -23,8 +23,9 @@ from sandbox.cache_layer import (
 )
 from sandbox.cache_lease import Leases
 from sandbox.errors import CacheError
-from sandbox.store import Manifest, Store
-from sandbox.store_fetch import Checked, Origin, fetch_layer
+from sandbox.store import Checked, Manifest, Store
+from sandbox.store_base import base_problem
+from sandbox.store_fetch import Origin, fetch_layer
 from sandbox.store_pack import tree_facts
 from sandbox.store_push import file_sha256
 
@@ -94,7 +95,8 @@ def list_store(store: Store, console: Console) -> None:
         manifest = store.manifest(name)
         if manifest is None:
             continue  # removed meanwhile
-        table.add_row(name, manifest.form, _size(manifest.file_bytes), _size(manifest.tree_bytes))
+        form = f"{manifest.form}, difference" if manifest.base else manifest.form
+        table.add_row(name, form, _size(manifest.file_bytes), _size(manifest.tree_bytes))
         total, full = total + manifest.file_bytes, full + manifest.tree_bytes
     if names:
         console.print(table)
@@ -163,7 +165,7 @@ def verify_store(store: Store, layers: Sequence[str], console: Console, *, repai
     """Read the store's files and compare digests. Returns how many are damaged or missing.
 
     `repair`: remove what is damaged; a push leaves alone what the store holds."""
-    bad, names = 0, list(layers) or store.names("layers")
+    bad, names = 0, _bases_first(store, list(layers) or store.names("layers"))
     for name in names:
         problem = _file_problem(store, name)
         if problem:
@@ -176,6 +178,19 @@ def verify_store(store: Store, layers: Sequence[str], console: Console, *, repai
     return bad
 
 
+def _bases_first(store: Store, names: list[str]) -> list[str]:
+    """What others are packed against is looked at before them: without it they are damaged too."""
+
+    def rank(name: str) -> bool:
+        try:
+            manifest = store.manifest(name)
+        except CacheError:
+            return False
+        return manifest is not None and bool(manifest.base)
+
+    return sorted(names, key=rank)
+
+
 def _file_problem(store: Store, name: str) -> str:
     try:
         manifest: Manifest | None = store.manifest(name)
@@ -184,7 +199,9 @@ def _file_problem(store: Store, name: str) -> str:
         with store.open_layer(manifest) as source:
             reader = Checked(source)
             reader.drain()
-        return reader.problem(manifest)
+        problem = reader.problem(manifest)
+        base = base_problem(manifest, store) if manifest.base and not problem else ""
+        return base if isinstance(base, str) and base else problem
     except CacheError as error:
         return str(error)
 

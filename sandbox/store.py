@@ -4,6 +4,7 @@
     <url>/layers/<name>.json             manifest, written after the file it names
     <url>/layers/<name>.<digest>.<form>  the layer, one file named by its own digest
     <url>/envs/<key>.json                record of an environment
+    <url>/bases/<name>.json              which layer others like it are packed against
 
 Nothing is ever changed in place: two that push one layer at a time write the same file, or two files of
 which the later manifest names one. No lock is needed, so none is taken. Who may write to the store decides
@@ -12,6 +13,8 @@ what runs in sandboxes; give nodes read access only. This module moves bytes; wh
 """
 
 import errno
+import hashlib
+import io
 import json
 import shutil
 import time
@@ -19,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, cast, override
 
 from sandbox.cache_files import whole_file, write_atomically
 from sandbox.cache_layer import check_name
@@ -52,6 +55,10 @@ class Manifest:
     """Bytes in the layer's files when unpacked."""
     facts: Mapping[str, str]
     """What went in, for people."""
+    base: str = ""
+    """Layer that the file is packed against, see `sandbox.store_base`; empty when it is packed whole."""
+    base_sha256: str = ""
+    """Digest of that layer's content."""
 
     def to_json(self) -> bytes:
         """As kept in the store."""
@@ -73,6 +80,8 @@ def parse_manifest(name: str, data: bytes) -> Manifest:
             tree_sha256=str(found["tree_sha256"]),
             tree_bytes=int(found["tree_bytes"]),
             facts={str(key): str(value) for key, value in found["facts"].items()},
+            base=check_name(str(found["base"])) if found.get("base") else "",
+            base_sha256=str(found.get("base_sha256", "")),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CacheError(f"the store's manifest of {name} is damaged ({error}); push it again") from error
@@ -225,3 +234,43 @@ def _is_local(fs: Any) -> bool:
 def _copy_local(source: Path, target: str) -> None:
     with source.open("rb") as reader, whole_file(Path(target)) as writer:
         shutil.copyfileobj(reader, writer, CHUNK_BYTES)
+
+
+class Checked(io.RawIOBase):
+    """A stream that notes length and digest of what is read through it."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        super().__init__()
+        self._source = source
+        self._digest = hashlib.sha256()
+        self._bytes = 0
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def readinto(self, buffer: Any) -> int:
+        """As `io.RawIOBase`. Raises CacheError when the store breaks off."""
+        try:
+            data = self._source.read(len(buffer))
+        except Exception as error:  # each file system of fsspec has errors of its own library
+            raise CacheError(f"the store broke off after {self._bytes} bytes: {error}") from error
+        buffer[: len(data)] = data
+        self._digest.update(data)
+        self._bytes += len(data)
+        return len(data)
+
+    def drain(self) -> None:
+        """Read what is left: a file longer than it should be has another digest."""
+        while self.read(CHUNK_BYTES):
+            pass
+
+    def problem(self, manifest: Manifest) -> str:
+        """What is wrong with all that was read; '' for nothing."""
+        if self._bytes != manifest.file_bytes:
+            return f"{self._bytes} bytes instead of {manifest.file_bytes}"
+        if self._digest.hexdigest() != manifest.file_sha256:
+            found, wanted = self._digest.hexdigest()[:16], manifest.file_sha256[:16]
+            return f"its sha256 begins with {found} instead of {wanted}"
+        return ""

@@ -5,7 +5,6 @@ holds the gate waits for nobody, so no two fetches can wait for each other. A la
 its own and is renamed when its digests are right; until then, and after any failure, there is nothing to see.
 """
 
-import hashlib
 import io
 import logging
 import os
@@ -14,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, override
 
 from sandbox import images
 from sandbox.cache_evict import GRACE_S, evict
@@ -24,7 +22,8 @@ from sandbox.cache_lease import touch
 from sandbox.cache_publish import layer_lock, new_layer, normalise
 from sandbox.errors import CacheError
 from sandbox.images import ImageError
-from sandbox.store import Manifest, Store, is_full
+from sandbox.store import Checked, Manifest, Store, is_full
+from sandbox.store_base import prefix_of
 from sandbox.store_pack import CHUNK_BYTES, tree_facts, unpack_tar
 from sandbox.unpack import unpack
 
@@ -89,7 +88,8 @@ def bring_here(root: Path, manifest: Manifest, origin: Origin) -> Fetched:
         started = time.monotonic()
         for attempt in range(ATTEMPTS):
             try:
-                _bring(root, manifest, origin.store)
+                # A base that is damaged on this node is read from the store the second time.
+                _bring(root, manifest, origin.store, base_root=root if attempt == 0 else None)
                 break
             except CacheError as error:
                 if attempt == ATTEMPTS - 1:
@@ -113,12 +113,13 @@ def _make_room(root: Path, manifest: Manifest, origin: Origin) -> bool:
     return bool(evict(root, wanted, keep=(manifest.name,), grace_s=origin.grace_s).layers)
 
 
-def _bring(root: Path, manifest: Manifest, store: Store) -> None:
+def _bring(root: Path, manifest: Manifest, store: Store, *, base_root: Path | None) -> None:
     """One attempt; publishes the layer."""
+    prefix = prefix_of(manifest, store, base_root)
     with new_layer(root, manifest.name) as folder:
         with store.open_layer(manifest) as source:
             reader = Checked(source)
-            form = _receive(folder, manifest, reader, store)
+            form = _receive(folder, manifest, reader, store, prefix)
         info = LayerInfo(
             name=manifest.name,
             form=form,
@@ -132,12 +133,12 @@ def _bring(root: Path, manifest: Manifest, store: Store) -> None:
         (folder / STORED).touch()
 
 
-def _receive(folder: Path, manifest: Manifest, reader: "Checked", store: Store) -> Form:
+def _receive(folder: Path, manifest: Manifest, reader: Checked, store: Store, prefix: bytes) -> Form:
     """Write the content below `folder`. Raises CacheError when it is not what the manifest says."""
     try:
         if manifest.form == "tar.zst":
             (folder / "root").mkdir(mode=0o755)
-            unpack_tar(io.BufferedReader(reader, CHUNK_BYTES), folder / "root")
+            unpack_tar(io.BufferedReader(reader, CHUNK_BYTES), folder / "root", prefix)
             reader.drain()  # a file longer than it should be has another digest
         else:
             with (folder / "image").open("wb") as file:
@@ -170,43 +171,3 @@ def _mount_or_unpack(folder: Path, manifest: Manifest) -> Form:
     if tree_facts(content).sha256 != manifest.tree_sha256:
         raise CacheError(f"layer {manifest.name} unpacks to something else than its manifest says")
     return "tree"
-
-
-class Checked(io.RawIOBase):
-    """A stream that notes length and digest of what is read through it."""
-
-    def __init__(self, source: IO[bytes]) -> None:
-        super().__init__()
-        self._source = source
-        self._digest = hashlib.sha256()
-        self._bytes = 0
-
-    @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def readinto(self, buffer: Any) -> int:
-        """As `io.RawIOBase`. Raises CacheError when the store breaks off."""
-        try:
-            data = self._source.read(len(buffer))
-        except Exception as error:  # each file system of fsspec has errors of its own library
-            raise CacheError(f"the store broke off after {self._bytes} bytes: {error}") from error
-        buffer[: len(data)] = data
-        self._digest.update(data)
-        self._bytes += len(data)
-        return len(data)
-
-    def drain(self) -> None:
-        """Read what is left: a file longer than it should be has another digest."""
-        while self.read(CHUNK_BYTES):
-            pass
-
-    def problem(self, manifest: Manifest) -> str:
-        """What is wrong with all that was read; '' for nothing."""
-        if self._bytes != manifest.file_bytes:
-            return f"{self._bytes} bytes instead of {manifest.file_bytes}"
-        if self._digest.hexdigest() != manifest.file_sha256:
-            found, wanted = self._digest.hexdigest()[:16], manifest.file_sha256[:16]
-            return f"its sha256 begins with {found} instead of {wanted}"
-        return ""

@@ -7,6 +7,7 @@ else is refused.
 """
 
 import hashlib
+import io
 import os
 import shutil
 import stat
@@ -105,11 +106,18 @@ def tree_facts(content: Path) -> TreeFacts:
     return TreeFacts(digest.hexdigest(), total, count)
 
 
-def pack(content: Path, form: PackedForm, target: Path, progress: Progress = lambda _: None) -> None:
-    """Write the tree as one file, which must not exist. Blocks: minutes for a large one. Raises
-    CacheError."""
+def pack(
+    content: Path,
+    form: PackedForm,
+    target: Path,
+    progress: Progress = lambda _: None,
+    prefix: bytes = b"",
+) -> None:
+    """Write the tree as one file, which must not exist. Blocks: minutes for a large one. Raises CacheError.
+
+    `prefix`: for tar.zst, the tar that is in front of it for whoever unpacks it too."""
     if form == "tar.zst":
-        write_tar(content, target, progress=progress)
+        write_tar(content, target, progress=progress, prefix=prefix)
         return
     size = sum(entry.size_bytes for entry in _entries(content))  # refuses odd files
     program = {"squashfs": "mksquashfs", "erofs": "mkfs.erofs"}[form]
@@ -141,19 +149,57 @@ def _image_command(form: PackedForm, program: str, content: Path, target: Path) 
 
 
 def write_tar(
-    content: Path, target: Path, *, level: int | None = None, progress: Progress = lambda _: None
+    content: Path,
+    target: Path,
+    *,
+    level: int | None = None,
+    progress: Progress = lambda _: None,
+    prefix: bytes = b"",
 ) -> None:
     """The tree as tar.zst. One thread: with more, each would read the whole window before it, and the bytes
     would depend on how the work is cut. Layers are packed side by side instead."""
     settings = zstandard.ZstdCompressionParameters.from_level(  # pyright: ignore[reportUnknownMemberType]
         level or LEVEL, window_log=WINDOW_LOG, enable_ldm=True, write_checksum=True
     )  # fmt: skip
-    compressor = zstandard.ZstdCompressor(compression_params=settings)
+    compressor = zstandard.ZstdCompressor(compression_params=settings, dict_data=_dictionary(prefix))
     with open(target, "xb") as file, compressor.stream_writer(file, closefd=False) as packed:
-        with tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT, bufsize=CHUNK_BYTES) as tar:
-            for entry in _entries(content):
-                _add(tar, content, entry)
-                progress(entry.size_bytes)
+        _write_entries(packed, content, progress)
+
+
+def _dictionary(prefix: bytes) -> zstandard.ZstdCompressionDict | None:
+    if not prefix:
+        return None
+    return zstandard.ZstdCompressionDict(prefix, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+
+
+def _write_entries(target: IO[bytes], content: Path, progress: Progress) -> None:
+    with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT, bufsize=CHUNK_BYTES) as tar:
+        for entry in _entries(content):
+            _add(tar, content, entry)
+            progress(entry.size_bytes)
+
+
+def tar_bytes(content: Path) -> bytes:
+    """The tree as the tar that `write_tar` packs, in memory."""
+    buffer = io.BytesIO()
+    _write_entries(buffer, content, lambda _: None)
+    return buffer.getvalue()
+
+
+def untarred(stream: IO[bytes], prefix: bytes, limit_bytes: int) -> bytes:
+    """The tar in a tar.zst, in memory. Raises CacheError when it is damaged, or larger than the limit."""
+    reader = _decompressor(prefix).stream_reader(stream, closefd=False)
+    try:
+        data = reader.read(limit_bytes + 1)
+    except zstandard.ZstdError as error:
+        raise CacheError(f"it cannot be unpacked: {error}") from error
+    if len(data) > limit_bytes:
+        raise CacheError(f"it unpacks to more than {limit_bytes} bytes")
+    return data
+
+
+def _decompressor(prefix: bytes) -> zstandard.ZstdDecompressor:
+    return zstandard.ZstdDecompressor(dict_data=_dictionary(prefix), max_window_size=1 << WINDOW_LOG)
 
 
 def _add(tar: tarfile.TarFile, content: Path, entry: _Entry) -> None:
@@ -170,12 +216,12 @@ def _add(tar: tarfile.TarFile, content: Path, entry: _Entry) -> None:
     tar.addfile(info)
 
 
-def unpack_tar(stream: IO[bytes], target: Path) -> int:
+def unpack_tar(stream: IO[bytes], target: Path, prefix: bytes = b"") -> int:
     """Unpack a tar.zst below `target`, an empty directory; returns the bytes of its files.
 
     It may be damaged or hostile: nothing is made outside `target`, since every parent must be a directory
     made here before. Raises CacheError, or OSError when the disk is full."""
-    reader = zstandard.ZstdDecompressor(max_window_size=1 << WINDOW_LOG).stream_reader(stream, closefd=False)
+    reader = _decompressor(prefix).stream_reader(stream, closefd=False)
     made, total = {""}, 0
     try:
         with tarfile.open(fileobj=reader, mode="r|", bufsize=CHUNK_BYTES) as tar:

@@ -8,7 +8,7 @@ which binds a directory of the machine that built it) is refused: it would not w
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from sandbox.cache_record import (
 )
 from sandbox.errors import CacheError
 from sandbox.store import Manifest, Store
+from sandbox.store_base import against, base_for, likeness, note_base
 from sandbox.store_pack import CHUNK_BYTES, PackedForm, Progress, pack, tree_facts
 
 Say = Callable[[str], None]
@@ -63,24 +64,36 @@ def push_envs(
     records = {key: portable(key, read_record(env_path(root, key))) for key in keys}
     store.make()
     names = list(dict.fromkeys(name for record in records.values() for name in record.layers))
-    new, written = 0, 0
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # compressing lets other threads run
-        waiting = {
-            pool.submit(push_layer, root, name, store, form=form, mark=mark, progress=progress): name
-            for name in names
-        }
-        for number, task in enumerate(as_completed(waiting), start=1):
-            try:
-                size = task.result()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-            if size:
-                new, written = new + 1, written + size
-                say(f"{number} of {len(names)} layers: {waiting[task]}, {size} bytes")
+    written: list[int] = []
+    for some in _heads_first(root, names):
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # compressing lets other threads run
+            waiting = {
+                pool.submit(push_layer, root, name, store, form=form, mark=mark, progress=progress): name
+                for name in some
+            }
+            for task in as_completed(waiting):
+                try:
+                    size = task.result()
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+                if size:
+                    written.append(size)
+                    say(f"{waiting[task]}, {size} bytes")
     for key, record in records.items():
         store.write(f"envs/{check_key(key)}.json", dump_record(record))
-    return Pushed(len(records), len(names), new, written)
+    return Pushed(len(records), len(names), len(written), sum(written))
+
+
+def _heads_first(root: Path, names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(layers that others may be packed against, and those that are like no other; the rest)."""
+    heads: dict[str, str] = {}
+    for name in sorted(names):
+        alike = likeness(read_info(root, name))
+        heads.setdefault(alike or name, name)
+    return [name for name in names if name in heads.values()], [
+        name for name in names if name not in heads.values()
+    ]
 
 
 def portable(key: str, record: EnvRecord) -> EnvRecord:
@@ -120,7 +133,7 @@ def _pack_and_put(root: Path, name: str, store: Store, form: PackedForm, progres
     touch(root / "layers" / name)
     content, info = content_path(root, name), read_info(root, name)
     with tempfile.TemporaryDirectory(prefix=".tmp-pack-", dir=root / "layers") as folder:
-        file = Path(folder) / "packed"
+        file, base = Path(folder) / "packed", None
         if content.name == "image":
             # As it came: its digests were checked then, and cannot be told from the image alone.
             file, used, sha256, size = content, info.form, info.tree_sha256, info.tree_bytes
@@ -131,7 +144,9 @@ def _pack_and_put(root: Path, name: str, store: Store, form: PackedForm, progres
             facts = tree_facts(content)
             if info.tree_sha256 not in (None, facts.sha256):
                 raise CacheError(f"layer {name} is damaged; run: python launch/cache.py verify")
-            pack(content, form, file, progress)
+            base = base_for(store, info) if form == "tar.zst" else None
+            prefix = against(base, store, root) if base is not None else b""
+            pack(content, form, file, progress, prefix)
             packed, sha256, size = form, facts.sha256, facts.bytes
         digest = file_sha256(file)
         manifest = Manifest(
@@ -143,8 +158,11 @@ def _pack_and_put(root: Path, name: str, store: Store, form: PackedForm, progres
             tree_sha256=sha256,
             tree_bytes=size,
             facts=info.facts,
+            base=base.name if base is not None else "",
+            base_sha256=base.tree_sha256 if base is not None else "",
         )
         store.put_layer(manifest, file)
+        note_base(store, info, manifest)
         return manifest
 
 
@@ -172,6 +190,8 @@ def copy_envs(source: Store, target: Store, keys: list[str], *, say: Say) -> Pus
         manifest = source.manifest(name)
         if manifest is None:
             raise CacheError(f"layer {name} is not in {source.url}")
+        if manifest.base:
+            names.append(manifest.base)
         with tempfile.TemporaryDirectory(prefix="copy-layer-") as folder:
             file = Path(folder) / manifest.file
             with source.open_layer(manifest) as reader, file.open("wb") as writer:
