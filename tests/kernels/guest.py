@@ -60,6 +60,16 @@ _COMMANDS = {
     "landlock": ["tests/sandbox/landlock_attacks.py", "conformance"],
     "attacks": ["tests/sandbox/landlock_attacks.py", "attack"],
     "probes": ["-m", "tests.sandbox.probes", "--details", "--modes", "@MODE@"],
+    # Those of one process at a time, which take seconds where the others take minutes.
+    "walls": [
+        "-m",
+        "tests.sandbox.probes",
+        "--details",
+        "--modes",
+        "@MODE@",
+        "--kinds",
+        "mounts,privileges,namespaces,kernel,files,processes,memory,devices,proc,sockets,ipc",
+    ],
     # What depends on the kernel most, for when emulation is too slow for all.
     "essential": [
         "-m",

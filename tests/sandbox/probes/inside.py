@@ -121,6 +121,48 @@ def wait_until(condition, seconds=10.0):
     return False
 
 
+class _Vector(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+
+def _registers(request, pid, kind, values):
+    """PTRACE_GETREGSET or PTRACE_SETREGSET, ptrace(2)."""
+    vector = _Vector(ctypes.addressof(values), ctypes.sizeof(values))
+    LIBC.ptrace(request, pid, kind, ctypes.addressof(vector))
+
+
+def swap_call(pid, old, new, argument):
+    """In a traced process that stopped at its call `old`: make that another call. Whether it was there."""
+    if os.uname().machine == "x86_64":
+        registers = (ctypes.c_ulong * 27)()
+        LIBC.ptrace(12, pid, None, ctypes.addressof(registers))
+        if registers[15] != old:
+            return False
+        registers[15], registers[14] = new, argument
+        LIBC.ptrace(13, pid, None, ctypes.addressof(registers))
+        return True
+    # NT_PRSTATUS holds x0 to x30, sp, pc and pstate; NT_ARM_SYSTEM_CALL is the only way to change the number.
+    registers, number = (ctypes.c_ulong * 34)(), ctypes.c_int(new)
+    _registers(0x4204, pid, 1, registers)
+    if registers[8] != old:
+        return False
+    registers[0] = argument
+    _registers(0x4205, pid, 1, registers)
+    _registers(0x4205, pid, 0x404, number)
+    return True
+
+
+def arm32_program():
+    """A 32-bit program for aarch64: unshare(CLONE_NEWUSER), exit with its error, and a trap where that fails."""
+    code = struct.pack(
+        "<7I", 0xE3007151, 0xE3A00201, 0xEF000000, 0xE2600000, 0xE3A07001, 0xEF000000, 0xE7F000F0
+    )
+    size = 84 + len(code)
+    header = struct.pack("<HHIIIIIHHHHHH", 2, 40, 1, 0x10054, 52, 0, 0x5000200, 52, 32, 1, 0, 0, 0)
+    segment = struct.pack("<8I", 1, 0, 0x10000, 0x10000, size, size, 5, 0x1000)
+    return b"\x7fELF\1\1\1" + bytes(9) + header + segment + code
+
+
 def run_batch(scripts):
     """Each script in a forked child of its own; prints one JSON object: name -> output."""
     import json

@@ -155,27 +155,31 @@ PRIVILEGES = (
         "seccomp-ptrace",
         "privileges",
         "change the number of a child's system call after the filter looked",
-        "if os.uname().machine != 'x86_64':\n    say('', 'EPERM (x86_64 only)'); sys.exit()\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
         "    LIBC.ptrace(0, 0, None, None); os.kill(os.getpid(), signal.SIGSTOP)\n"
         "    r, e = call('personality', 0xffffffff); os._exit(7 if r == 0 and not e else 3)\n"
         "LIBC.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]\n"
-        "os.waitpid(pid, 0); regs = (ctypes.c_ulong * 27)(); seen = False\n"
+        "os.waitpid(pid, 0); seen = False\n"
         "while True:\n"
         "    LIBC.ptrace(24, pid, None, None); _, st = os.waitpid(pid, 0)\n"
         "    if os.WIFEXITED(st): break\n"
-        "    LIBC.ptrace(12, pid, None, ctypes.addressof(regs))\n"
-        "    if regs[15] == NR['personality'] and not seen:\n"
-        "        seen = True; regs[15] = NR['unshare']; regs[14] = 0x10000000; "
-        "LIBC.ptrace(13, pid, None, ctypes.addressof(regs))\n"
+        "    seen = seen or swap_call(pid, NR['personality'], NR['unshare'], 0x10000000)\n"
         "assert seen; code = os.WEXITSTATUS(st); say('unshared' if code == 7 else '', f'EPERM, child {code}')",
     ),
     _call(
         "int80",
         "privileges",
-        "32-bit system calls (int 0x80): mount, unshare",
-        "if os.uname().machine != 'x86_64':\n    say('', 'ENOSYS (x86_64 only)'); sys.exit()\n"
+        "32-bit system calls (int 0x80; on aarch64 a 32-bit program): mount, unshare",
+        "if os.uname().machine != 'x86_64':\n"
+        "    open('arm32', 'wb').write(arm32_program()); os.chmod('arm32', 0o755)\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        try: os.execv('./arm32', ['arm32'])\n"
+        "        except OSError: os._exit(errno.ENOEXEC)\n"
+        "    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\n"
+        "    say('unshared' if code == 0 else '', 'ENOSYS' if code in (-signal.SIGILL, errno.ENOEXEC) else f'exit {code}')\n"
+        "    sys.exit()\n"
         "def int80(nr, arg):\n"
         "    m = mmap.mmap(-1, 4096, prot=7)\n"
         "    m.write(b'\\x53\\xb8' + struct.pack('<I', nr) + b'\\xbb' + struct.pack('<I', arg) + "

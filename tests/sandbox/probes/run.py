@@ -164,8 +164,11 @@ def main() -> None:
     parser.add_argument("--here", metavar="MODE", help="run one mode in this process and print JSON")
     parser.add_argument("--write", type=Path, help="put the table into this file, between its markers")
     parser.add_argument("--details", action="store_true", help="each probe's result, not the table")
+    parser.add_argument("--kinds", default="", help="comma-separated: only probes of these kinds")
     parser.add_argument("probes", nargs="*", help="ids; all when none is given")
     options = parser.parse_args()
+    kinds = options.kinds.split(",")
+    options.probes += [probe.id for probe in ALL if probe.kind in kinds]
     if options.here:
         sys.stdout.write(json.dumps(asyncio.run(run_here(options.here, options.probes))) + "\n")
         return
