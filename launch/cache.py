@@ -11,7 +11,7 @@ store is named where one is needed, an unknown option, a folder that exists alre
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 if sys.path and Path(sys.path[0] or ".").resolve() == Path(__file__).resolve().parent:
@@ -33,6 +33,9 @@ from sandbox.store_push import Pushed, copy_envs, pull_record, push_envs
 from sandbox.types import EnvSpec
 
 GIB = 1 << 30
+
+
+type Run = Callable[[argparse.Namespace, Console], int]
 
 
 class UsageError(Exception):
@@ -76,49 +79,48 @@ def _parser() -> argparse.ArgumentParser:
         help="shared store: a folder or file://, s3://, ... (default: SWE_STORE)",
     )  # fmt: skip
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    listing = commands.add_parser(
-        "ls", parents=[shared], help="what is on this node, or with --store in the store"
-    )
-    listing.set_defaults(run=_ls)
-    verify = commands.add_parser("verify", parents=[shared], help="read everything again and compare digests")
-    verify.add_argument("layers", nargs="*", metavar="LAYER", help="only these layers (default: all)")
-    verify.add_argument("--repair", action="store_true", help="fetch it again, or remove it (--in-store)")
-    verify.add_argument(
-        "--in-store", action="store_true", help="the store's files instead of this node's layers"
-    )
-    verify.set_defaults(run=_verify)
-    gc = commands.add_parser("gc", parents=[shared], help="remove the layers that were wanted longest ago")
-    gc.add_argument(
-        "--max-gib", type=float, metavar="GIB",
-        help="remove until so much is left; 0: all that may go (default: only say what that would be)",
-    )  # fmt: skip
-    gc.add_argument("--dry-run", action="store_true", help="only say what would go")
-    gc.add_argument(
-        "--grace-s", type=float, default=GRACE_S, metavar="S", help="spare what was wanted so lately"
-    )
-    gc.add_argument(
-        "--unstored", action="store_true", help="also what no store is known to hold: it must be built again"
-    )
-    gc.set_defaults(run=_gc)
-    push = commands.add_parser("push", parents=[shared], help="put environments of this node into the store")
+
+    def add(name: str, run: Run, about: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, parents=[shared], help=about)
+        command.set_defaults(run=run)
+        return command
+
+    add("ls", _ls, "what is on this node, or with --store in the store")
+    _verify_options(add("verify", _verify, "read everything again and compare digests"))
+    _gc_options(add("gc", _gc, "remove the layers that were wanted longest ago"))
+    push = add("push", _push, "put environments of this node into the store")
     _choice(push)
     push.add_argument(
         "--form", choices=FORMS, default="tar.zst", help="how layers are packed (default: %(default)s)"
     )
-    push.set_defaults(run=_push)
-    pull = commands.add_parser(
-        "pull", parents=[shared], help="fetch environments now, and their newest records"
-    )
-    _choice(pull)
-    pull.set_defaults(run=_pull)
-    export = commands.add_parser(
-        "export", parents=[shared], help="a store of chosen environments in a new folder"
-    )
+    _choice(add("pull", _pull, "fetch environments now, and their newest records"))
+    export = add("export", _export, "a store of chosen environments in a new folder")
     _choice(export)
     export.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder, which must not exist")
     export.add_argument("--form", choices=FORMS, default="tar.zst", help="as for push; not with --store")
-    export.set_defaults(run=_export)
     return parser
+
+
+def _verify_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("layers", nargs="*", metavar="LAYER", help="only these layers (default: all)")
+    parser.add_argument("--repair", action="store_true", help="fetch it again, or remove it (--in-store)")
+    parser.add_argument(
+        "--in-store", action="store_true", help="the store's files instead of this node's layers"
+    )
+
+
+def _gc_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-gib", type=float, metavar="GIB",
+        help="remove until so much is left; 0: all that may go (default: only say what that would be)",
+    )  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true", help="only say what would go")
+    parser.add_argument(
+        "--grace-s", type=float, default=GRACE_S, metavar="S", help="spare what was wanted so lately"
+    )
+    parser.add_argument(
+        "--unstored", action="store_true", help="also what no store is known to hold: it must be built again"
+    )
 
 
 def _choice(parser: argparse.ArgumentParser) -> None:
