@@ -7,9 +7,11 @@ a shared store by `sandbox.store_push`, and fetched from it by whoever asks firs
 docs/cache.md.
 """
 
+import asyncio
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from sandbox.cache_evict import GRACE_S
 from sandbox.cache_files import write_atomically
@@ -42,11 +44,27 @@ __all__ = [
     "EnvCache",
     "EnvRecord",
     "env_path",
+    "have_env",
     "layer_dir",
     "open_record",
     "python_env",
     "read_record",
 ]
+
+
+class Finds(Protocol):
+    """Finds environments; `EnvCache`, or what stands in for it."""
+
+    def ensure(self, spec: EnvSpec) -> CachedEnv:
+        """See `EnvCache.ensure`."""
+        ...
+
+
+async def have_env(cache: Finds, spec: EnvSpec) -> CachedEnv:
+    """`ensure` for an event loop: at once where all is on this node, else in a thread. A thread alone costs
+    some ten milliseconds where many rollouts start at once. Raises CacheError."""
+    here = cache.at_hand(spec) if isinstance(cache, EnvCache) else None
+    return here or await asyncio.to_thread(cache.ensure, spec)
 
 
 class EnvCache:
@@ -91,7 +109,34 @@ class EnvCache:
     def ensure(self, spec: EnvSpec) -> CachedEnv:
         """The environment, ready to open; a hit takes well below a millisecond, a fetch blocks for as long as
         it lasts. Raises CacheError, naming what is missing or other than asked for, and the remedy."""
-        env = self._find(spec)
+        return self.at_hand(spec) or self._as_asked(self._find(spec), spec)
+
+    def at_hand(self, spec: EnvSpec) -> CachedEnv | None:
+        """The environment, if all of it is on this node; None leaves it to `ensure`. It looks at a few small
+        files of the node's own disk and waits for nothing, so an event loop may ask. Raises CacheError."""
+        path = env_path(self._root, spec.key)
+        try:
+            stamp = path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+        known = self._memo.get(spec.key)
+        if known and known[0] == stamp and self._still(known[1], known[2]):
+            return self._as_asked(known[1], spec)
+        record = read_record(path)
+        if not all(touch(layer_dir(self._root, name)) for name in record.layers):
+            return None
+        try:
+            env = open_record(self._root, spec.key, record)
+        except CacheError:
+            return None  # damaged: `ensure` mends it, or says so
+        return self._as_asked(self._remember(spec.key, stamp, env, record), spec)
+
+    def _remember(self, key: str, stamp: int, env: CachedEnv, record: EnvRecord) -> CachedEnv:
+        with self._lock:
+            self._memo[key] = (stamp, env, record.layers)
+        return env
+
+    def _as_asked(self, env: CachedEnv, spec: EnvSpec) -> CachedEnv:
         if spec.digest and env.digest != spec.digest:
             raise CacheError(
                 f"environment {spec.key} is another than its task was validated with; {PREPARE_HINT}"
@@ -101,14 +146,10 @@ class EnvCache:
     def _find(self, spec: EnvSpec) -> CachedEnv:
         path = env_path(self._root, spec.key)
         stamp = self._stamp(path, spec.key)
-        known = self._memo.get(spec.key)
-        if known and known[0] == stamp and self._still(known[1], known[2]):
-            return known[1]
         record = read_record(path)
         took = [self._have(name) for name in record.layers]
         env = open_record(self._root, spec.key, record)
-        with self._lock:
-            self._memo[spec.key] = (stamp, env, record.layers)
+        self._remember(spec.key, stamp, env, record)
         if not any(fetched.file_bytes for fetched in took):
             return env
         return replace(

@@ -26,6 +26,7 @@ from recipes.swe.types import WAITS, Failure, Policy, Rollout, RolloutRequest, T
 from rewards.grader import Case, Grader
 from rewards.shapes import Effort, ShapeConfig, shaped
 from rewards.types import RewardResult, TestSpec
+from sandbox.cache import have_env
 from sandbox.errors import SandboxStartError
 from sandbox.types import Backend, CachedEnv, EnvSpec, Limits, Sandbox, Usage
 
@@ -177,7 +178,7 @@ class RolloutRunner:
     async def _work(self, request: RolloutRequest, progress: _Progress) -> Trajectory:
         clock, timer = progress.clock, AgentClock(self._agent, progress.clock.now)
         clock.switch("env_prep")
-        progress.env = env = await asyncio.to_thread(self._cache.ensure, request.task.env)
+        progress.env = env = await have_env(self._cache, request.task.env)
         async with self._sandbox(env, clock, "sandbox_start") as sandbox:
             try:
                 trajectory = await run_agent(
@@ -197,7 +198,7 @@ class RolloutRunner:
 
     async def _verdict(self, task: TaskInstance, patch: str, progress: _Progress) -> RewardResult:
         progress.clock.switch("grade")
-        env = await asyncio.to_thread(self._cache.ensure, task.env)
+        env = await have_env(self._cache, task.env)
         case = Case(
             self._tests(task.tests),
             partial(self._grading_sandbox, env, progress),

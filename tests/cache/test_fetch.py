@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from sandbox import syscalls
-from sandbox.cache import EnvCache
+from sandbox.cache import EnvCache, have_env
 from sandbox.cache_gate import LocalGate, NoGate
 from sandbox.cache_layer import has_layer, is_stored, read_info
 from sandbox.errors import CacheError
@@ -98,7 +98,7 @@ STARTS = """
 import sys, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from sandbox.cache import EnvCache
+from sandbox.cache import EnvCache, have_env
 from sandbox.store import Store
 from sandbox.types import EnvSpec
 
@@ -153,7 +153,7 @@ def test_first_use_costs_little_more_than_the_bytes_and_later_ones_nothing(tmp_p
 SLOW = """
 import sys, time
 from pathlib import Path
-from sandbox.cache import EnvCache
+from sandbox.cache import EnvCache, have_env
 from sandbox.store import Store
 from sandbox.types import EnvSpec
 import sandbox.store_fetch as fetch
@@ -406,3 +406,29 @@ async def test_an_event_loop_is_not_held_up(tmp_path: Path) -> None:
 def test_no_gate_gates_nothing() -> None:
     with NoGate().hold(1 << 40) as first, NoGate().hold(1 << 40) as second:
         assert (first, second) == (0.0, 0.0)
+
+
+async def test_what_is_here_needs_no_thread_and_a_fetch_does_not_hold_up_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path, ["one", "two"])
+    cache = EnvCache(tmp_path / "node", store=store)
+    threads: list[object] = []
+    really = asyncio.to_thread
+
+    async def noted(function: Any, *arguments: Any) -> Any:
+        threads.append(function)
+        return await really(function, *arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", noted)
+    first = await have_env(cache, EnvSpec("one"))
+    assert not first.hit and len(threads) == 1
+    for other in (cache, EnvCache(tmp_path / "node", store=store), EnvCache(tmp_path / "node")):
+        again = await have_env(other, EnvSpec("one"))
+        assert again.hit and again.layers == first.layers and again.fetched_bytes == 0
+    assert len(threads) == 1
+    with pytest.raises(CacheError, match="another than its task was validated with"):
+        await have_env(cache, EnvSpec("one", "other"))
+    shutil.rmtree(tmp_path / "node" / "layers" / "task-one" / "root")
+    mended = await have_env(cache, EnvSpec("one"))
+    assert not mended.hit and len(threads) == 2 and mended.layers[0].is_dir()
