@@ -3,7 +3,9 @@
     python -m benchmarks.driver [--only overhead|memory] [--steps N] [--step-seconds S]
 
 SkyRL's real training loop and real rollout workers (benchmarks.loop) with rollouts that are made up: 30 turns
-and 16,000 tokens each for the overhead, 10 turns and 1,500 tokens for the memory, where there are more steps.
+and 16,000 tokens each for the overhead (with the whole history, and with the last 5 observations kept, where
+nearly every turn is a row), and 150 turns; 10 turns and 1,500 tokens for the memory, where there are more
+steps.
 Overhead is the driver's processor time from a batch of prompts to SkyRL's GeneratorOutput, records on disk
 included, where rollouts take none; it is compared with a step of `--step-seconds`, by default the 300 that
 the slowest rollouts take. What SkyRL does with the output is only told (wall times). Memory is the resident
@@ -32,6 +34,8 @@ from recipes.swe.trainers import SyncTrainer
 
 PROMPTS, SAMPLES = 16, 8
 LARGE = {"turns": 30, "tokens": 16_000, "seconds": 0.0}
+ELIDED = {**LARGE, "keep_last": 5}
+LONG = {"turns": 150, "tokens": 16_000, "seconds": 0.0}
 SMALL = {"turns": 10, "tokens": 1_500, "seconds": 0.0}
 OVERHEAD_LIMIT, GROWTH_LIMIT = 0.01, 0.05
 
@@ -62,7 +66,7 @@ class Watch:
         trainer.generate = timed
 
 
-def run(made_up: dict[str, float], *, steps: int) -> tuple[Watch, TimedTracking]:
+def run(made_up: dict[str, Any], *, steps: int) -> tuple[Watch, TimedTracking]:
     """Train `steps` steps of 128 rollouts."""
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
@@ -73,8 +77,9 @@ def run(made_up: dict[str, float], *, steps: int) -> tuple[Watch, TimedTracking]
             fanout.wait_ready()
             tasks = make_tasks(PROMPTS * 100)
             trainer, tracker = make_loop(
-                Path(folder), fanout, tasks, prompts=PROMPTS, samples=SAMPLES, steps=steps, update_s=0.0
-            )
+                Path(folder), fanout, tasks, prompts=PROMPTS, samples=SAMPLES, steps=steps, update_s=0.0,
+                step_wise="keep_last" in made_up,
+            )  # fmt: skip
             tracker.on_step = watch.look
             watch.around(trainer)
             asyncio.run(trainer.train())
@@ -83,17 +88,18 @@ def run(made_up: dict[str, float], *, steps: int) -> tuple[Watch, TimedTracking]
     return watch, tracker
 
 
-def overhead(steps: int, step_s: float) -> bool:
+def overhead(what: str, made_up: dict[str, Any], *, steps: int, step_s: float) -> bool:
     """Print the overhead; whether it is within the limit."""
-    watch, tracker = run(LARGE, steps=steps)
+    watch, tracker = run(made_up, steps=steps)
     cpu_s = statistics.median(watch.cpu_s[1:])
     timers = {
         name.removeprefix("timing/"): statistics.median(step.get(name, 0.0) for step in tracker.steps[1:])
         for name in tracker.steps[-1]
     }
     share = cpu_s / step_s
-    print(f"128 rollouts of 30 turns and 16,000 tokens: {cpu_s:.2f} s of the driver's processor a step")
+    print(f"128 rollouts of {what}: {cpu_s:.2f} s of the driver's processor a step")
     print(f"  {share:.2%} of a step of {step_s:g} s (limit {OVERHEAD_LIMIT:.0%})")
+    print(f"  resident {max(watch.rss_bytes) >> 20} MiB")
     print("  wall time: " + "  ".join(f"{name} {value:.2f} s" for name, value in sorted(timers.items())))
     return share <= OVERHEAD_LIMIT
 
@@ -121,7 +127,12 @@ def main(argv: list[str] | None = None) -> int:
     good = True
     try:
         if arguments.only != "memory":
-            good &= overhead(5, arguments.step_seconds)
+            for what, made_up in (
+                ("30 turns and 16,000 tokens", LARGE),
+                ("the same, the last 5 observations kept", ELIDED),
+                ("150 turns and 16,000 tokens", LONG),
+            ):
+                good &= overhead(what, made_up, steps=4, step_s=arguments.step_seconds)
         if arguments.only != "overhead":
             good &= memory(arguments.steps)
     finally:

@@ -8,6 +8,7 @@ numbers that a model would give are zeros.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,7 +97,9 @@ class TimedTracking(RunTracking):
         self.on_step(step)
 
 
-def config(run_dir: Path, *, prompts: int, samples: int, steps: int) -> SkyRLTrainConfig:
+def config(
+    run_dir: Path, *, prompts: int, samples: int, steps: int, step_wise: bool = False
+) -> SkyRLTrainConfig:
     """SkyRL's configuration of the loop: GRPO, one mini-batch, no reference model, no checkpoints."""
     return SkyRLTrainConfig.from_cli_overrides(
         {
@@ -120,6 +123,7 @@ def config(run_dir: Path, *, prompts: int, samples: int, steps: int) -> SkyRLTra
             },
             "generator": {
                 "n_samples_per_prompt": samples,
+                "step_wise_trajectories": step_wise,
                 "inference_engine": {"enable_ray_prometheus_stats": False},
             },
         }
@@ -136,13 +140,34 @@ def make_loop(
     steps: int,
     update_s: float,
     overlap: bool = True,
-    seed: int = 0,
+    step_wise: bool = False,
 ) -> tuple[SyncTrainer, TimedTracking]:
     """The trainer, ready for `train()`, and its tracker."""
-    cfg = config(run_dir, prompts=prompts, samples=samples, steps=steps)
+    cfg = config(run_dir, prompts=prompts, samples=samples, steps=steps, step_wise=step_wise)
     by_id = {task.instance_id: task for task in tasks}
     recorder = RolloutRecorder(run_dir)
-    tracker = TimedTracking(
+    tracker = make_tracker(run_dir, recorder, cfg, steps=steps)
+    trainer = SyncTrainer(
+        cfg=cfg,
+        tracker=tracker,
+        tokenizer=SimpleNamespace(pad_token_id=PAD, decode=lambda ids: ""),  # type: ignore[arg-type]
+        train_dataset=TaskDataset(tasks),  # type: ignore[arg-type]
+        inference_engine_client=SimpleNamespace(teardown=partial(asyncio.sleep, 0)),  # type: ignore[arg-type]
+        generator=SweGenerator(
+            fanout, by_id, seed=0, pad_token_id=PAD, step_wise=step_wise, observers=[recorder]
+        ),
+    )
+    trainer.dispatch = PacedWorkers(update_s)
+    if overlap:
+        trainer.prepare = lambda ids: fanout.prepare([by_id[one] for one in ids])
+    return trainer, tracker
+
+
+def make_tracker(
+    run_dir: Path, recorder: RolloutRecorder, cfg: SkyRLTrainConfig, *, steps: int
+) -> TimedTracking:
+    """A tracker without W&B."""
+    return TimedTracking(
         run_dir=run_dir,
         recorder=recorder,
         total_steps=steps,
@@ -152,19 +177,3 @@ def make_loop(
         config=cfg,
         tags=[],
     )
-
-    async def teardown() -> None:
-        return None
-
-    trainer = SyncTrainer(
-        cfg=cfg,
-        tracker=tracker,
-        tokenizer=SimpleNamespace(pad_token_id=PAD, decode=lambda ids: ""),  # type: ignore[arg-type]
-        train_dataset=TaskDataset(tasks),  # type: ignore[arg-type]
-        inference_engine_client=SimpleNamespace(teardown=teardown),  # type: ignore[arg-type]
-        generator=SweGenerator(fanout, by_id, seed=seed, pad_token_id=PAD, observers=[recorder]),
-    )
-    trainer.dispatch = PacedWorkers(update_s)
-    if overlap:
-        trainer.prepare = lambda ids: fanout.prepare([by_id[one] for one in ids])
-    return trainer, tracker

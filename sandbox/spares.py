@@ -85,7 +85,7 @@ class Spares:
         await asyncio.sleep(_REFILL_DELAY_S)
         await self._quiet.wait()  # never compete with a start that somebody waits for
         key = spec_key(spec)
-        if not self._stock.has(spec):
+        if not self._stock.count(spec):
             self._stock.add(spec)
         if key in self._timers:
             self._timers.pop(key).cancel()

@@ -6,7 +6,6 @@ the recipes) say when to open which. It hands out none whose layers or binds wer
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections.abc import Hashable
@@ -55,21 +54,19 @@ class Stock:
     def __len__(self) -> int:
         return sum(map(len, self._items.values()))
 
-    def has(self, spec: SandboxSpec) -> bool:
-        """Whether one of this kind is there or opening."""
-        return spec_key(spec) in self._items
+    def count(self, spec: SandboxSpec) -> int:
+        """How many of this kind are there or opening."""
+        return len(self._items.get(spec_key(spec), ()))
 
-    def add(
-        self, spec: SandboxSpec, slots: asyncio.Semaphore | None = None, *, session: bool = False
-    ) -> bool:
-        """Start opening one, when a slot is free, and a `session` in it; returns at once, False when there
-        are enough. A limited life would begin before it is used, so none is opened."""
+    def add(self, spec: SandboxSpec, *, session: bool = False) -> asyncio.Task[Sandbox] | None:
+        """Start opening one, and a `session` in it; returns at once, None when there are enough. A limited
+        life would begin before it is used, so none is opened."""
         if len(self) >= self._most or spec.limits.wall_time_s is not None:
-            return False
+            return None
         self.counts.prepared += 1
-        item = _Item(asyncio.create_task(self._opened(spec, slots, session)), _state(spec))
+        item = _Item(asyncio.create_task(self._opened(spec, session)), _state(spec))
         self._items.setdefault(spec_key(spec), []).append(item)
-        return True
+        return item.opening
 
     async def take(self, spec: SandboxSpec) -> Sandbox | None:
         """The readiest one of this kind, waiting for it when it is just opening; None when there is none that
@@ -101,29 +98,36 @@ class Stock:
         openings = [item.opening for items in self._items.values() for item in items]
         await asyncio.gather(*openings, return_exceptions=True)
 
-    def drop(self, spec: SandboxSpec) -> None:
-        """Close those of this kind; returns at once."""
-        for item in self._items.pop(spec_key(spec), ()):
+    def drop(self, spec: SandboxSpec, *, keep: int = 0) -> None:
+        """Close those of this kind but for the `keep` readiest; returns at once."""
+        items = sorted(self._items.pop(spec_key(spec), ()), key=lambda item: not item.opening.done())
+        if kept := items[:keep]:
+            self._items[spec_key(spec)] = kept
+        for item in items[keep:]:
             self._close_soon(item)
 
     async def empty(self) -> None:
-        """Close all, those still opening included."""
+        """Close all, those still opening included. Raises what is no fault of a sandbox, in the end."""
         for items in [self._items.pop(key) for key in list(self._items)]:
             for item in items:
                 self._close_soon(item)
-        while self._closing:
-            await asyncio.gather(*self._closing)
+        errors: list[BaseException] = []
+        while closing := tuple(self._closing):
+            await asyncio.wait(closing)  # which, when it is cancelled, leaves them alone
+            self._closing.difference_update(closing)
+            errors += [error for one in closing if (error := one.exception()) is not None]
+        if errors:
+            raise errors[0]
 
-    async def _opened(self, spec: SandboxSpec, slots: asyncio.Semaphore | None, session: bool) -> Sandbox:
-        async with slots or contextlib.nullcontext():
-            sandbox = await self._backend.open(spec)
-            if session:
-                try:
-                    await sandbox.prepare_session()
-                except BaseException:
-                    await sandbox.close()
-                    raise
-            return sandbox
+    async def _opened(self, spec: SandboxSpec, session: bool) -> Sandbox:
+        sandbox = await self._backend.open(spec)
+        if session:
+            try:
+                await sandbox.prepare_session()
+            except BaseException:
+                await sandbox.close()
+                raise
+        return sandbox
 
     def _close_soon(self, item: _Item) -> None:
         self.counts.discarded += 1

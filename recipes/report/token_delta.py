@@ -9,7 +9,7 @@ else is stored in full, so any sequence can be rebuilt.
 from array import array
 from collections.abc import Callable, Sequence
 
-from recipes.swe.shared_ids import TokenIds
+from recipes.swe.shared_ids import Edit, SharedIds, TokenIds
 
 ANCHOR = 8
 """Ids at the end of the sequence before by which it is found in the new one."""
@@ -17,12 +17,11 @@ ANCHOR = 8
 SIZE = array("q").itemsize
 """Bytes of one id while comparing."""
 
-Edit = dict[str, int] | list[int]
-"""`{"at": start, "n": count}` copies from the sequence before; a list is new ids. Both survive JSON."""
-
 
 def edits(before: TokenIds, ids: TokenIds) -> list[Edit]:
     """Edits that make `ids` of `before`."""
+    if isinstance(ids, SharedIds) and (known := ids.edits_of(before)) is not None:
+        return known
     if before and ids[: len(before)] == before:  # the usual case; quick where both hold the same objects
         rest = ids[len(before) :]
         return [{"at": 0, "n": len(before)}, *([list(rest)] if rest else [])]

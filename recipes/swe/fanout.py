@@ -9,7 +9,7 @@ worker raises becomes a failure of kind `internal`. What a rollout is and does i
 import asyncio
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -36,7 +36,7 @@ class Fanout:
         """Starts a worker on each of `nodes` nodes; Ray must be up. `slots`: rollouts at once on a node."""
         self._workers = [NodeWorker(factory, config, node) for node in wait_for_nodes(nodes)]
         self._slots = slots
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
         self._revivals: set[asyncio.Task[None]] = set()
         self._homes: defaultdict[str, list[NodeWorker]] = defaultdict(list)
         self._prepares: dict[NodeWorker, list[Any]] = {}
@@ -50,7 +50,8 @@ class Fanout:
         ray.get([worker.readiness for worker in self._workers])
 
     async def run(self, requests: Sequence[RolloutRequest]) -> list[Rollout]:
-        """All rollouts, as many at once as there are slots. What was prepared for other tasks is let go."""
+        """All rollouts, as many at once as there are slots. What was prepared for other tasks is let go, and
+        what was prepared for these and not used."""
         wanted = {request.task.instance_id for request in requests}
         if any(instance_id not in wanted for instance_id in self._homes):
             await self.discard()
@@ -59,15 +60,25 @@ class Fanout:
                 tasks = [group.create_task(self._one(request)) for request in requests]
         except BaseExceptionGroup as errors:  # the first one says what happened; the others were cancelled
             raise errors.exceptions[0] from None
+        if any(instance_id in wanted for instance_id in self._homes):
+            await self.discard()
+        elif not self._homes:
+            self._prepares.clear()  # all of it was used
         return [task.result() for task in tasks]
 
     def prepare(self, tasks: Sequence[TaskInstance]) -> int:
-        """Have workers get ready for these rollouts to come, as many as there are slots; returns how many.
+        """Have workers get ready for these rollouts to come, as many as there are slots; returns how many are
+        prepared newly: some may have been before.
 
         Returns at once. `run` sends each rollout where its task was prepared when there is a free slot."""
-        free = {worker: self._slots - worker.busy for worker in self._workers if worker.up}
+        prepared = Counter({instance_id: len(homes) for instance_id, homes in self._homes.items()})
+        taken = Counter(home for homes in self._homes.values() for home in homes)
+        free = {worker: self._slots - worker.busy - taken[worker] for worker in self._workers if worker.up}
         chosen: defaultdict[NodeWorker, list[TaskInstance]] = defaultdict(list)
         for task in tasks:
+            if prepared[task.instance_id] > 0:
+                prepared[task.instance_id] -= 1
+                continue
             worker = max(free, key=lambda one: free[one], default=None)
             if worker is None or free[worker] <= 0:
                 break
@@ -85,12 +96,14 @@ class Fanout:
         self._homes.clear()
         prepares, self._prepares = self._prepares, {}
         for worker, calls in prepares.items():
-            try:
-                for call in calls:  # Ray may start calls of async actors in another order
-                    await call
-                await worker.actor.discard.remote()
-            except LOST as error:
-                self._lost(worker, error)
+            # Ray may start calls of async actors in another order.
+            ended = await asyncio.gather(*calls, return_exceptions=True)
+            ended += await asyncio.gather(worker.actor.discard.remote(), return_exceptions=True)
+            for error in ended:
+                if isinstance(error, LOST):
+                    self._lost(worker, error)
+                elif isinstance(error, Exception):  # sandboxes open when they are needed
+                    logger.error("node %s cannot prepare or let go: %s", worker.node_id[:8], one_line(error))
 
     async def close(self) -> None:
         """Close every worker's sandboxes, then end the workers."""
@@ -116,7 +129,7 @@ class Fanout:
             try:
                 rollout, died = await self._call(worker, sent)
             finally:
-                await self._release(worker)
+                self._release(worker)
             earlier = _joined(earlier, rollout, waited_s)
             deaths += died
             moves += not died
@@ -135,28 +148,28 @@ class Fanout:
         except LOST as error:
             self._lost(worker, error)
             return _failed(request, f"its worker died: {one_line(error, limit_chars=300)}"), True
-        except ray.exceptions.RayTaskError as error:
-            logger.exception("rollout %s hit a programming error in its worker", request.trajectory_id)
-            cause = error.cause if isinstance(error.cause, Exception) else error
-            return _failed(request, one_line(cause), kind="internal"), False
         except asyncio.CancelledError:
             ray.cancel(reference)  # so that its sandbox does not live on
             raise
+        except Exception as error:  # of the worker, or on the way from there: never the other rollouts'
+            logger.exception("rollout %s hit a programming error in its worker", request.trajectory_id)
+            cause = getattr(error, "cause", None)
+            message = one_line(cause if isinstance(cause, Exception) else error)
+            return _failed(request, message, kind="internal"), False
 
     async def _acquire(self, request: RolloutRequest, avoid: str) -> NodeWorker | None:
         """A worker with a free slot, not on node `avoid` while there is another; None when all are gone."""
-        async with self._changed:
-            while True:
-                usable = [worker for worker in self._workers if not worker.gone]
-                if not usable:
-                    return None
-                others = [worker for worker in usable if worker.node_id != avoid] or usable
-                free = [worker for worker in others if worker.up and worker.busy < self._slots]
-                if free:
-                    worker = self._choose(request.task.instance_id, free)
-                    worker.busy += 1
-                    return worker
-                await self._changed.wait()
+        while True:
+            usable = [worker for worker in self._workers if not worker.gone]
+            if not usable:
+                return None
+            others = [worker for worker in usable if worker.node_id != avoid] or usable
+            free = [worker for worker in others if worker.up and worker.busy < self._slots]
+            if free:
+                worker = self._choose(request.task.instance_id, free)
+                worker.busy += 1
+                return worker
+            await self._changed.wait()
 
     def _choose(self, instance_id: str, free: Sequence[NodeWorker]) -> NodeWorker:
         homes = self._homes.pop(instance_id, [])
@@ -167,15 +180,24 @@ class Fanout:
             self._homes[instance_id] = homes
         return worker or min(free, key=lambda one: one.busy)
 
-    async def _release(self, worker: NodeWorker) -> None:
-        async with self._changed:
-            worker.busy -= 1
-            self._changed.notify_all()
+    def _release(self, worker: NodeWorker) -> None:
+        """Awaits nothing, so that a cancelled rollout gives its slot back too."""
+        worker.busy -= 1
+        self._wake()
+
+    def _wake(self) -> None:
+        """All who wait look again; whoever waits later waits for the next change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _lost(self, worker: NodeWorker, error: Exception) -> None:
         if not worker.lost():
             return
         self.deaths += 1
+        for instance_id, homes in list(self._homes.items()):  # what it held went with it
+            self._homes[instance_id] = left = [home for home in homes if home is not worker]
+            if not left:
+                del self._homes[instance_id]
         logger.error("the rollout worker of node %s died: %s", worker.node_id[:8], error)
         task = asyncio.create_task(self._revive(worker))
         self._revivals.add(task)
@@ -183,8 +205,7 @@ class Fanout:
 
     async def _revive(self, worker: NodeWorker) -> None:
         await worker.revive(self._workers)
-        async with self._changed:
-            self._changed.notify_all()
+        self._wake()
 
 
 def _failed(request: RolloutRequest, message: str, *, kind: FailureKind = "node") -> Rollout:

@@ -27,7 +27,7 @@ from rewards.grader import Case, Grader
 from rewards.shapes import Effort, ShapeConfig, shaped
 from rewards.types import RewardResult, TestSpec
 from sandbox.cache import have_env
-from sandbox.errors import SandboxStartError
+from sandbox.errors import SandboxError, SandboxStartError
 from sandbox.types import Backend, CachedEnv, EnvSpec, Limits, Sandbox, Usage
 
 logger = logging.getLogger(__name__)
@@ -235,9 +235,20 @@ class RolloutRunner:
             yield sandbox
         finally:
             before = clock.switch("cleanup")
-            await sandbox.close()
+            try:
+                await sandbox.close()
+            except (SandboxError, OSError):
+                if not _cancelled():
+                    raise
+                # Else its error would take the cancellation's place, and begin another attempt.
+                logger.exception("the sandbox of a cancelled rollout cannot be closed")
             if before is not None:  # An error on its way out is classified by the stage that it came from.
                 clock.switch(before)
+
+
+def _cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def effort_of(trajectory: Trajectory, agent: AgentConfig) -> Effort:

@@ -3,25 +3,35 @@
 Where each prompt extends the one before, keeping every prompt as a tuple of its own costs memory and time
 that grow with the square of the turns (128 rollouts of 150 turns in 16,000 tokens: over a gigabyte).
 `SharedIds` is the beginning of a conversation that all its prompts share: it compares, slices and adds as the
-tuple would, and costs no copy where the answer is a beginning of the same conversation. It changes no value.
+tuple would, and costs no copy where the answer is a beginning of the same conversation. Where it was rebuilt
+of edits (`recipes.report.token_delta`) it keeps them, so that nobody has to look for them again. It changes
+no value.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 type TokenIds = "tuple[int, ...] | SharedIds"
+type Edit = dict[str, int] | list[int]
+"""`{"at": start, "n": count}` copies from the sequence before; a list is new ids. Both survive JSON."""
 
 
 class SharedIds(Sequence[int]):
     """The first `length` ids of `whole`; equal to the tuple of them."""
 
-    __slots__ = ("_length", "_whole")
+    __slots__ = ("_length", "_origin", "_whole")
 
-    def __init__(self, whole: tuple[int, ...], length: int) -> None:
-        """Raises ValueError when `whole` is shorter."""
+    def __init__(
+        self, whole: tuple[int, ...], length: int, origin: tuple[TokenIds, list[Edit]] | None = None
+    ) -> None:
+        """`origin`: other ids, and edits that make these of them. ValueError: `whole` is shorter."""
         if not 0 <= length <= len(whole):
             raise ValueError(f"{length} of {len(whole)} ids")
-        self._whole, self._length = whole, length
+        self._whole, self._length, self._origin = whole, length, origin
+
+    def edits_of(self, before: TokenIds) -> list[Edit] | None:
+        """The edits that made these ids of `before`; None when they were not made of it."""
+        return self._origin[1] if self._origin is not None and self._origin[0] == before else None
 
     def __len__(self) -> int:
         return self._length
@@ -46,7 +56,9 @@ class SharedIds(Sequence[int]):
             return other._length == self._length
         if not isinstance(other, (SharedIds, tuple)):
             return NotImplemented
-        return len(other) == self._length and tuple(self) == tuple(other)
+        if len(other) != self._length or self._whole[max(self._length - 8, 0) : self._length] != other[-8:]:
+            return False  # what differs mostly differs in the end: the whole is not looked at
+        return tuple(self) == tuple(other)
 
     def __hash__(self) -> int:
         return hash(tuple(self))
@@ -64,4 +76,4 @@ class SharedIds(Sequence[int]):
         return repr(tuple(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SharedIds, (self._whole, self._length)
+        return SharedIds, (self._whole, self._length)  # edits can be found again

@@ -9,9 +9,10 @@ share their ids. It changes no value: `unpack(pack(rollout)) == rollout`.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from recipes.report.token_delta import SIZE, edits, rebuild
-from recipes.swe.shared_ids import SharedIds, TokenIds
+from recipes.swe.shared_ids import Edit, SharedIds, TokenIds
 from recipes.swe.types import Rollout, Turn
 
 
@@ -65,49 +66,53 @@ def unpack(packed: PackedRollout) -> Rollout:
         return packed.rollout
     turns: list[Turn] = []
     before: TokenIds = ()
-    for chain in _chains(packed.turns):
-        turns += _unpacked(chain, before)
+    for run in _runs(packed.turns):
+        turns += _unpacked(run, before)
         before = turns[-1].prompt_ids + turns[-1].response_ids
     trajectory = replace(packed.rollout.trajectory, turns=tuple(turns))
     return replace(packed.rollout, trajectory=trajectory)
 
 
-def _chains(turns: Sequence[PackedTurn]) -> list[list[PackedTurn]]:
+def _runs(turns: Sequence[PackedTurn]) -> list[list[PackedTurn]]:
     """Runs of turns in which each prompt extends all that was before it."""
-    chains: list[list[PackedTurn]] = []
+    runs: list[list[PackedTurn]] = []
     length = 0
     for turn in turns:
         first, *rest = turn.prompt or (b"",)
-        extends = chains and first == {"at": 0, "n": length} and all(isinstance(one, bytes) for one in rest)
-        chains[-1].append(turn) if extends else chains.append([turn])
+        extends = runs and first == {"at": 0, "n": length} and all(isinstance(one, bytes) for one in rest)
+        runs[-1].append(turn) if extends else runs.append([turn])
         length = _length(turn.prompt) + len(turn.response_ids) // SIZE
-    return chains
+    return runs
 
 
 def _length(prompt: Sequence[dict[str, int] | bytes]) -> int:
     return sum(edit["n"] if isinstance(edit, dict) else len(edit) // SIZE for edit in prompt)
 
 
-def _unpacked(chain: Sequence[PackedTurn], before: TokenIds) -> list[Turn]:
-    """Turns of one chain; `before` is what its first prompt is edits of."""
-    made = [edit if isinstance(edit, dict) else list(_array("q", edit)) for edit in chain[0].prompt]
-    whole = _array("q", array("q", rebuild(before, made)).tobytes() + chain[0].response_ids)
-    for turn in chain[1:]:
-        whole.frombytes(b"".join(edit for edit in turn.prompt if isinstance(edit, bytes)) + turn.response_ids)
+def _unpacked(turns: Sequence[PackedTurn], before: TokenIds) -> list[Turn]:
+    """Turns of one run; `before` is what its first prompt is edits of."""
+    whole: list[int] = []
+    ends: list[int] = []
+    made: list[list[Edit]] = []
+    for turn in turns:
+        made.append([edit if isinstance(edit, dict) else _ids(edit) for edit in turn.prompt])
+        new = made[-1] if whole else [list(rebuild(before, made[0]))]
+        whole += chain.from_iterable(edit for edit in new if not isinstance(edit, dict))
+        ends.append(len(whole))
+        whole += _ids(turn.response_ids)
     ids = tuple(whole)
-    turns: list[Turn] = []
-    for turn in chain:
-        length = _length(turn.prompt)
-        response = ids[length : length + len(turn.response_ids) // SIZE]
-        turns.append(
-            replace(
-                turn.rest,
-                prompt_ids=SharedIds(ids, length),
-                response_ids=response,
-                logprobs=tuple(_array("d", turn.logprobs)),
-            )
-        )
-    return turns
+    unpacked: list[Turn] = []
+    for turn, end, its in zip(turns, ends, made, strict=True):
+        prompt = SharedIds(ids, end, (before, its))
+        response = ids[end : end + len(turn.response_ids) // SIZE]
+        logprobs = tuple(_array("d", turn.logprobs))
+        unpacked.append(replace(turn.rest, prompt_ids=prompt, response_ids=response, logprobs=logprobs))
+        before = SharedIds(ids, end + len(response))
+    return unpacked
+
+
+def _ids(data: bytes) -> list[int]:
+    return _array("q", data).tolist()
 
 
 def _array(kind: str, data: bytes) -> array:  # type: ignore[type-arg]

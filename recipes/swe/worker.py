@@ -9,6 +9,7 @@ import asyncio
 import importlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -57,24 +58,38 @@ class OverlappedRunner:
         self._ready = ready
         self._cache = cache
         self._limits = limits
+        self._pending: Counter[str] = Counter()
+        """Sandboxes to open for rollouts to come, by environment."""
+        self._opened: Counter[str] = Counter()
+        """Those that were, for rollouts that have not begun."""
 
     async def run(self, request: RolloutRequest) -> Rollout:
         """See Runner."""
+        key = request.task.env.key
+        claimed = self._opened if self._opened[key] else self._pending
+        claimed -= Counter([key])
         async with self._ready.user():
             return await self._runner.run(request)
 
     async def prepare(self, envs: Sequence[EnvSpec]) -> None:
-        """See Prepares. What is not in the cache is left to its rollout, whose failure it then is."""
+        """See Prepares. What is not in the cache is left to its rollout, whose failure it then is; for a
+        rollout that began meanwhile nothing is opened any more."""
+        self._pending.update(env.key for env in envs)
         for env in envs:
             try:
                 cached = await asyncio.to_thread(self._cache.ensure, env)
             except (CacheError, OSError) as error:
                 logger.warning("nothing prepared for %s: %s", env.key, error)
-            else:
+                continue
+            if self._pending[env.key]:
+                self._pending[env.key] -= 1
+                self._opened[env.key] += 1
                 self._ready.prepare([cached.spec(self._limits)])
 
     async def discard(self) -> None:
         """See Prepares."""
+        self._pending.clear()
+        self._opened.clear()
         await self._ready.discard()
 
 

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from recipes.swe.overlap import ReadyBackend
+from recipes.swe.overlap import SPARES_AT_ONCE, ReadyBackend
+from recipes.swe.types import Rollout, RolloutRequest, TaskInstance
+from recipes.swe.worker import OverlappedRunner
+from rewards.types import TestSpec
 from sandbox.errors import SandboxStartError
-from sandbox.types import Sandbox, SandboxSpec
-from tests.agent.fakes import FakeBackend, FakeSandbox
+from sandbox.types import CachedEnv, EnvSpec, Limits, Sandbox, SandboxSpec
+from tests.agent.fakes import FakeBackend, FakeCache, FakeSandbox
 
 OPENING_S = 0.2
 
@@ -27,6 +30,9 @@ class SlowBackend(FakeBackend):
             self._failures -= 1
             raise SandboxStartError("on purpose")
         return await super().open(spec)
+
+    def fail(self, times: int) -> None:
+        self._failures = times
 
     @property
     def live(self) -> int:
@@ -117,26 +123,160 @@ async def test_one_that_died_while_it_waited_is_replaced() -> None:
         assert inner.opened[0].closed
 
 
-async def test_grading_finds_a_spare_while_rollouts_of_its_task_are_in_work() -> None:
+async def rollout(ready: ReadyBackend, which: SandboxSpec, work_s: float, *, grades: bool = True) -> float:
+    """An agent's sandbox, work, and another one for grading; returns how long that had to be waited for."""
+    async with ready.user():
+        agent = await ready.open(which)
+        await asyncio.sleep(work_s)
+        await agent.close()
+        if not grades:
+            return 0.0
+        grading, seconds = await timed_open(ready, which)
+        await asyncio.sleep(OPENING_S / 4)
+        await grading.close()
+        return seconds
+
+
+async def test_siblings_that_end_together_each_find_a_spare() -> None:
     inner = SlowBackend()
     async with ReadyBackend(inner, most=8) as ready:
-
-        async def rollout(work_s: float) -> float:
-            async with ready.user():
-                agent = await ready.open(spec())
-                await asyncio.sleep(work_s)
-                await agent.close()
-                grading, seconds = await timed_open(ready, spec())
-                await grading.close()
-                return seconds
-
-        waits = await asyncio.gather(rollout(0.5), rollout(0.9), rollout(1.3))
+        works = [rollout(ready, spec(), OPENING_S * 5) for _ in range(8)]
+        waits = await asyncio.gather(*works)
         assert max(waits) < OPENING_S / 2
-        assert ready.in_stock == 0, "the last one's end lets go of the spare"
-        await ready.discard()
+        assert ready.in_stock == 0
+        assert (ready.counts.prepared, ready.counts.used, ready.counts.discarded) == (8, 8, 0)
         assert inner.live == 0
-        # At most three in work and one spare at any time.
-        assert inner.most_open <= 4
+        assert inner.most_open <= 16
+
+
+async def test_spares_open_a_few_at_a_time_and_never_while_somebody_waits() -> None:
+    inner = SlowBackend()
+    async with ReadyBackend(inner, most=20) as ready:
+        works = [asyncio.create_task(rollout(ready, spec(), OPENING_S * 9)) for _ in range(10)]
+        await asyncio.sleep(OPENING_S / 2)
+        assert ready.in_stock == 0, "ten wait for theirs"
+        await asyncio.sleep(OPENING_S)
+        assert ready.in_stock == SPARES_AT_ONCE
+        other = asyncio.create_task(timed_open(ready, spec("b")))
+        await asyncio.sleep(OPENING_S)
+        assert ready.in_stock == SPARES_AT_ONCE, "those that were opening are open, and no others have begun"
+        assert (await other)[1] < OPENING_S * 1.3
+        await asyncio.sleep(OPENING_S / 2)
+        assert ready.in_stock == 2 * SPARES_AT_ONCE
+        await asyncio.gather(*works)
+
+
+async def test_whoever_is_graded_does_not_wait_for_spares_that_have_not_begun() -> None:
+    inner = SlowBackend()
+    async with ReadyBackend(inner, most=20) as ready:
+        works = [rollout(ready, spec(str(number)), OPENING_S / 4) for number in range(SPARES_AT_ONCE * 3)]
+        waits = await asyncio.gather(*works)
+        assert max(waits) < OPENING_S * 1.3
+        assert inner.live == ready.in_stock == 0
+
+
+async def test_a_rollout_that_is_not_graded_lets_go_of_its_own_spare_only() -> None:
+    inner = SlowBackend()
+    async with ReadyBackend(inner, most=8) as ready:
+        long = asyncio.create_task(rollout(ready, spec(), OPENING_S * 5))
+        await rollout(ready, spec(), OPENING_S * 2, grades=False)
+        assert ready.in_stock == 1
+        assert await long < OPENING_S / 2
+        assert (ready.counts.prepared, ready.counts.used, ready.counts.discarded) == (2, 1, 1)
+
+
+async def test_a_cancelled_rollout_leaves_no_spare() -> None:
+    inner = SlowBackend()
+    async with ReadyBackend(inner, most=8) as ready:
+        for moment in (0.5, 1.5, 2.5):  # while it opens, while the spare does, while both are open
+            work = asyncio.create_task(rollout(ready, spec(), OPENING_S * 5))
+            await asyncio.sleep(OPENING_S * moment)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            assert ready.in_stock == 0
+        await asyncio.sleep(OPENING_S * 1.5)
+        assert ready.in_stock == 0
+        agents = sum(not sandbox.closed for sandbox in inner.opened)
+        assert agents <= 2, "the fake rollout's own, which it does not close when it is cancelled"
+
+
+async def test_what_was_prepared_for_later_outlives_rollouts_of_the_same_task() -> None:
+    inner = SlowBackend()
+    async with ReadyBackend(inner, most=8) as ready:
+        work = asyncio.create_task(rollout(ready, spec(), OPENING_S * 4, grades=False))
+        await asyncio.sleep(OPENING_S * 2.5)
+        ready.prepare([spec(), spec()])
+        await work
+        assert ready.in_stock == 2
+        assert ready.counts.discarded == 1
+        waits = await asyncio.gather(*(rollout(ready, spec(), OPENING_S * 3) for _ in range(2)))
+        assert max(waits) < OPENING_S / 2
+        assert ready.in_stock == 0 == inner.live
+
+
+async def test_spares_stay_within_the_bound_and_go_on_when_there_is_room() -> None:
+    inner = SlowBackend()
+    async with ReadyBackend(inner, most=2) as ready:
+        works = [asyncio.create_task(rollout(ready, spec(), OPENING_S * (4 + 2 * i))) for i in range(4)]
+        for _ in range(22):
+            await asyncio.sleep(OPENING_S / 2)
+            assert ready.in_stock <= 2
+        assert max(await asyncio.gather(*works)) < OPENING_S / 2
+        assert ready.counts.prepared == ready.counts.used == 4
+
+
+async def test_nothing_opens_after_it_was_left() -> None:
+    inner = SlowBackend()
+    async with ReadyBackend(inner, most=20) as ready:
+        works = [asyncio.create_task(rollout(ready, spec(), 60)) for _ in range(10)]
+        await asyncio.sleep(OPENING_S * 1.5)
+    for work in works:
+        work.cancel()
+    await asyncio.gather(*works, return_exceptions=True)
+    opened = len(inner.opened)
+    ready.prepare([spec()])
+    await asyncio.sleep(OPENING_S * 2)
+    assert ready.in_stock == 0
+    assert len(inner.opened) == opened
+    assert inner.live == 10, "the agents', which their rollouts would close"
+
+
+async def test_a_spare_that_fails_costs_nobody_his_own() -> None:
+    inner = SlowBackend()
+    async with ReadyBackend(inner, most=8) as ready:
+        works = [asyncio.create_task(rollout(ready, spec(), OPENING_S * (3 + 2 * i))) for i in range(3)]
+        await asyncio.sleep(OPENING_S * 1.2)
+        inner.fail(1)
+        waits = await asyncio.gather(*works)
+        assert ready.counts.failed == 1
+        assert sum(wait > OPENING_S / 2 for wait in waits) <= 1
+        assert ready.in_stock == 0 == inner.live
+
+
+async def test_one_that_cannot_be_closed_keeps_no_other_open() -> None:
+    inner = SlowBackend()
+    with pytest.raises(RuntimeError, match="on purpose"):
+        async with ReadyBackend(inner, most=8) as ready:
+            ready.prepare([spec()] * 4)
+            await asyncio.sleep(OPENING_S * 1.5)
+
+            async def broken() -> None:
+                raise RuntimeError("on purpose")
+
+            inner.opened[1].close = broken  # type: ignore[method-assign]
+    assert inner.live == 1
+
+
+async def test_letting_go_is_finished_although_it_is_cancelled() -> None:
+    inner = SlowBackend()
+    async with ReadyBackend(inner, most=8) as ready:
+        ready.prepare([spec()] * 3)
+        letting_go = asyncio.create_task(ready.discard())
+        await asyncio.sleep(OPENING_S / 2)
+        letting_go.cancel()
+        await asyncio.gather(letting_go, return_exceptions=True)
+    assert len(inner.opened) == 3
+    assert inner.live == 0
 
 
 async def test_without_spares_nothing_is_opened_that_nobody_asked_for() -> None:
@@ -145,3 +285,41 @@ async def test_without_spares_nothing_is_opened_that_nobody_asked_for() -> None:
         await ready.open(spec())
         await asyncio.sleep(OPENING_S * 1.5)
         assert len(inner.opened) == 1
+
+
+class SlowCache(FakeCache):
+    """Finds each environment after a while."""
+
+    def ensure(self, spec: EnvSpec) -> CachedEnv:
+        time.sleep(OPENING_S / 2)
+        return super().ensure(spec)
+
+
+class OpeningRunner:
+    """Opens a sandbox of its task and works in it for a while."""
+
+    def __init__(self, ready: ReadyBackend, cache: FakeCache) -> None:
+        self._ready, self._cache = ready, cache
+
+    async def run(self, request: RolloutRequest) -> Rollout:
+        env = self._cache.ensure(request.task.env)
+        async with await self._ready.open(env.spec(Limits())):
+            await asyncio.sleep(OPENING_S * 4)
+        return Rollout(request.trajectory_id, request.task.instance_id, None, None)
+
+
+async def test_nothing_is_opened_ahead_of_rollouts_that_have_begun() -> None:
+    """Preparing that is slower than the update: what it would still open, nobody would come for."""
+    inner = SlowBackend()
+    async with ReadyBackend(inner, most=8, spares=False) as ready:
+        cache = FakeCache()
+        runner = OverlappedRunner(OpeningRunner(ready, cache), ready, SlowCache(), Limits())
+        task = TaskInstance("a", "toy", "Fix it.", EnvSpec("a"), TestSpec((), ("t::a",), ()))
+        preparing = asyncio.create_task(runner.prepare([task.env] * 4))
+        await asyncio.sleep(OPENING_S)  # time for one or two
+        assert 1 <= ready.in_stock <= 2
+        await asyncio.gather(preparing, *(runner.run(RolloutRequest(f"a/{i}", task)) for i in range(4)))
+        assert ready.in_stock == 0
+        assert len(inner.opened) == 4
+        await runner.prepare([task.env] * 2 + [EnvSpec("b")] * 2)
+        assert ready.in_stock == 4, "the next step's; tasks may share layers"

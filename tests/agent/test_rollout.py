@@ -359,6 +359,24 @@ async def test_cancellation_closes_the_sandbox(codec: ChatCodec) -> None:
     assert [sandbox.closed for sandbox in parts.backend.opened] == [True]
 
 
+async def test_cancellation_is_no_fault_although_the_sandbox_cannot_be_closed(codec: ChatCodec) -> None:
+    """The error of closing takes the place of the cancellation: that must not begin another attempt."""
+
+    class Stuck(FakeSandbox):
+        async def close(self) -> None:
+            await super().close()
+            raise SandboxLostError("the engine does not answer")
+
+    parts = Parts(codec, delay_s=60)
+    parts.backend = FakeBackend(lambda: Stuck({}))
+    running = asyncio.create_task(parts.runner().run(RolloutRequest("t", task())))
+    await parts.policy.called.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(asyncio.shield(running), 5)
+    assert len(parts.backend.opened) == 1
+
+
 def test_clock_charges_all_time_to_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 3.0, 6.0, 9.0, 10.0]).__next__
     clock = StageClock(now)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.report.token_delta import edits
+from recipes.report.token_delta import edits, rebuild
 from recipes.swe.shared_ids import SharedIds
 from recipes.swe.types import Rollout, Trajectory, Turn
 from recipes.swe.wire import pack, unpack
@@ -35,6 +35,16 @@ def test_it_is_the_tuple(whole: Ids, cut: int, other: Ids, start: int | None, st
     assert pickle.loads(pickle.dumps(shared)) == plain
     assert [shared[at] for at in range(-cut, cut)] == [plain[at] for at in range(-cut, cut)]
     assert shared != list(plain)
+
+
+@given(whole=ids, other=ids, before=ids)
+def test_edits_are_kept_for_what_they_are_edits_of(whole: Ids, other: Ids, before: Ids) -> None:
+    made = edits(before, whole)
+    shared = SharedIds(whole, len(whole), (before, made))
+    assert edits(before, shared) is made
+    assert rebuild(other, edits(other, shared)) == whole
+    assert edits(before, pickle.loads(pickle.dumps(shared))) == made
+    assert shared[:2].edits_of(before) is None
 
 
 def test_it_ends_where_the_tuple_ends() -> None:
