@@ -1,4 +1,5 @@
-"""The real command on real tasks and sandboxes; the policy is played by a server with vLLM's endpoint."""
+"""The real command on real tasks, in sandboxes and in containers; the policy is played by a server with the
+endpoint of vLLM. The figures must be the same whatever the sandboxes are."""
 
 import json
 import threading
@@ -16,6 +17,7 @@ from recipes.swe.parsing import format_call
 from recipes.swe.tasks import gold_edits, load_rows
 from sandbox.cache import EnvCache
 from tests.launch.runner import ROOT
+from tests.sandbox import engines
 
 CACHE = ROOT / ".cache"
 TASKS = CACHE / "tasks" / "local.jsonl"
@@ -67,7 +69,23 @@ def scripted_server(scripts: dict[str, list[str] | None]) -> Iterator[str]:
         server.server_close()
 
 
-def test_an_evaluation_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture(params=["mini", "podman", "docker"])
+def sandboxes(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """Overrides that choose them."""
+    if request.param == "mini":
+        yield []
+        return
+    try:
+        with engines.engine(request.param) as command:
+            words = ",".join(f"'{word}'" for word in command)
+            yield [f"sandbox={request.param}", f"sandbox.engine_command=[{words}]"]
+    except engines.UnusableError as error:
+        pytest.skip(f"{request.param}: {error}")
+
+
+def test_an_evaluation_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandboxes: list[str]
+):
     rows = [row for row in load_rows(TASKS) if len(gold_edits(row, EnvCache(CACHE))) == 1][:4]
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text("\n".join(row.to_json() for row in rows))
@@ -87,7 +105,7 @@ def test_an_evaluation_from_the_command_line(tmp_path: Path, monkeypatch: pytest
         status = main([
             "policy=cpu_tiny", "agent=demo", f"data.path={tasks}", f"serve.url={url}",
             f"paths.runs_dir={tmp_path / 'runs'}", "sandbox.max_concurrent=2", "sandbox.memory_mib=512",
-            "sandbox.disk_mib=256", "reward.timeout_s=60", "reward.store=false",
+            "sandbox.disk_mib=256", "reward.timeout_s=60", "reward.store=false", *sandboxes,
         ])  # fmt: skip
     assert status == 0
     run_dir = tmp_path / "runs" / "eval-cpu_tiny"

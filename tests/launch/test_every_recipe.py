@@ -84,6 +84,7 @@ def test_every_pair_of_choices_is_accepted_or_told_why_not():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
-def test_every_combination_is_accepted_or_told_why_not():
-    assert problems(itertools.product(RECIPES, POLICIES, TRAINERS, SANDBOXES)) == []
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("recipe", RECIPES)  # about a minute each; pytest -k picks some
+def test_every_combination_is_accepted_or_told_why_not(recipe: str):
+    assert problems(itertools.product([recipe], POLICIES, TRAINERS, SANDBOXES)) == []

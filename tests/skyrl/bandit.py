@@ -87,10 +87,10 @@ class Weights:
 class BanditPolicy(ScriptedPolicy):
     """Chooses an edit in the first turn, and submits in the second."""
 
-    def __init__(self, codec: ChatCodec, weights: Weights) -> None:
+    def __init__(self, codec: ChatCodec, weights: Weights, *, right: str = FIX, wrong: str = WRONG) -> None:
         super().__init__(codec, [])
         self._weights = weights
-        self.right, self.wrong = codec.encode_response(FIX), codec.encode_response(WRONG)
+        self.right, self.wrong = codec.encode_response(right), codec.encode_response(wrong)
         self._submit = codec.encode_response(SUBMIT)
         self.place = next(i for i, (a, b) in enumerate(zip(self.right, self.wrong, strict=False)) if a != b)
 

@@ -157,6 +157,19 @@ def test_elided_histories_train_row_by_row(folder: Path) -> None:
         assert sorted(trained_tokens(batch)) == sorted(sampled)
 
 
+@pytest.mark.slow
+def test_a_step_of_failures_stops_the_run_with_a_report(folder: Path) -> None:
+    status, text = finish(start(folder, "trainer.max_steps=3", "agent.fail_ids=[/0,/1,/2]"), folder)
+    assert status == 1
+    assert "TooManyFailuresError: 12 of 16 rollouts of step 1 failed" in text, text[-3000:]
+    report = (folder / "runs/toy/failures_step_0001.txt").read_text()
+    assert "sandbox: 12\n    12 x on purpose" in report
+    (line,) = read_metrics(folder / "runs/toy/metrics.jsonl")
+    assert line.metrics["environment/num_fail_sandbox"] == 12
+    assert not any(name.startswith("policy/") for name in line.metrics), "nothing was trained"
+    assert survivors(folder) == []
+
+
 def trained_tokens(batch: TrainingInputBatch) -> list[tuple[tuple[int, ...], float]]:
     """Each token with a loss, as all ids up to it, and its log-probability as sampled."""
     found: list[tuple[tuple[int, ...], float]] = []
