@@ -82,8 +82,8 @@ def dawdling(seconds: float) -> Any:
 
         original = store_fetch.unpack_tar
 
-        def unpack_tar(stream: Any, target: Path) -> int:
-            size = original(stream, target)
+        def unpack_tar(stream: Any, target: Path, prefix: bytes) -> int:
+            size = original(stream, target, prefix)
             with (Path(root) / "log").open("a") as log:
                 log.write(f"{manifest.name} {os.getpid()}\n")
             time.sleep(seconds)
