@@ -5,10 +5,12 @@ environments of DIR (a prepared cache) are pushed to a store once; then N nodes 
 cache, ask for them one after the other, through the node's own gate and through Ray's (one raylet, a worker
 that starts its process ahead, as in a run). Told for each gate: the first environment (all its layers), those
 that lack only their task's layer, and hits. Beside the fetch is everything else that `ensure` does: locks,
-record, manifest, gate, and Ray's task. Nothing is opened: that is `benchmarks.sandbox`.
+record, manifest, gate, and Ray's task. "At once": 64 rollouts of one event loop that start together, each with
+a little work of its own after it, as a step begins. Nothing is opened: that is `benchmarks.sandbox`.
 """
 
 import argparse
+import asyncio
 import json
 import statistics
 import sys
@@ -22,13 +24,14 @@ from typing import Any
 import ray
 
 from recipes.swe.io_gate import RESOURCE, RayBring, open_cache
-from sandbox.cache import EnvCache
+from sandbox.cache import EnvCache, have_env
 from sandbox.store import Store
 from sandbox.store_push import push_envs
 from sandbox.types import EnvSpec
 
 UNITS = 40
 HITS = 200
+CROWD = 64
 FIRST_LIMIT_MS, HIT_LIMIT_MS = 100.0, 5.0
 
 
@@ -52,6 +55,10 @@ class Figures:
     """Asking again, median."""
     hit_p99_ms: float
     """99 of 100 are faster."""
+    crowd_ms: float
+    """Of 64 rollouts at once, median: what their stage `env_prep` is."""
+    crowd_p99_ms: float
+    """99 of 100 are faster."""
 
     def lines(self) -> list[str]:
         """For a person."""
@@ -64,6 +71,8 @@ class Figures:
             f"at most {self.task_beside_worst_ms:.1f} ({task})",
             f"  afterwards {self.hit_ms:.3f} ms, p99 {self.hit_p99_ms:.3f} "
             f"({_met(self.hit_ms, HIT_LIMIT_MS)})",
+            f"  {CROWD} at once {self.crowd_ms:.3f} ms, p99 {self.crowd_p99_ms:.3f} "
+            f"({_met(self.crowd_ms, HIT_LIMIT_MS)})",
         ]
 
 
@@ -79,11 +88,28 @@ def ask(cache: EnvCache, key: str) -> tuple[float, float, bool]:
     return env.fetch_s * 1e3, (wall_s - env.fetch_s) * 1e3, env.hit
 
 
+async def crowd(cache: EnvCache, keys: Sequence[str]) -> list[float]:
+    """Milliseconds of each of many rollouts that begin together."""
+    found: list[float] = []
+
+    async def rollout(key: str) -> None:
+        started = time.perf_counter()
+        await have_env(cache, EnvSpec(key))
+        found.append((time.perf_counter() - started) * 1e3)
+        for _ in range(3):  # prompts, sandboxes: about a millisecond in all
+            sum(range(30_000))
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(rollout(keys[at % len(keys)]) for at in range(CROWD)))
+    return found
+
+
 def measure(gate: str, store: Store, keys: Sequence[str], nodes: int, place: Path) -> Figures:
     """All nodes of one gate."""
     firsts: list[tuple[float, float]] = []
     tasks: list[tuple[float, float]] = []
     hits: list[float] = []
+    crowds: list[float] = []
     for number in range(nodes):
         cache = open_cache(_paths(place / f"{gate}{number}", store.url))
         if gate == "ray":
@@ -98,6 +124,7 @@ def measure(gate: str, store: Store, keys: Sequence[str], nodes: int, place: Pat
             if not hit:
                 raise SystemExit(f"{keys[at % len(keys)]} was fetched twice")
             hits.append(beside_ms)
+        crowds += asyncio.run(crowd(open_cache(_paths(place / f"{gate}{number}", store.url)), keys))
     beside = [beside for _, beside in tasks]
     return Figures(
         gate=gate,
@@ -108,6 +135,8 @@ def measure(gate: str, store: Store, keys: Sequence[str], nodes: int, place: Pat
         task_beside_worst_ms=max(beside),
         hit_ms=statistics.median(hits),
         hit_p99_ms=statistics.quantiles(hits, n=100)[98],
+        crowd_ms=statistics.median(crowds),
+        crowd_p99_ms=statistics.quantiles(crowds, n=100)[98],
     )
 
 
@@ -157,7 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.output:
         options.output.write_text(json.dumps([asdict(one) for one in figures], indent=1) + "\n")
     met = [
-        max(one.first_beside_ms, one.task_beside_worst_ms) <= FIRST_LIMIT_MS and one.hit_ms <= HIT_LIMIT_MS
+        max(one.first_beside_ms, one.task_beside_worst_ms) <= FIRST_LIMIT_MS
+        and max(one.hit_ms, one.crowd_ms) <= HIT_LIMIT_MS
         for one in figures
     ]
     return 0 if all(met) else 1
