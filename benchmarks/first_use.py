@@ -5,8 +5,8 @@ environments of DIR (a prepared cache) are pushed to a store once; then N nodes 
 cache, ask for them one after the other, through the node's own gate and through Ray's (one raylet, a worker
 that starts its process ahead, as in a run). Told for each gate: the first environment (all its layers), those
 that lack only their task's layer, and hits. Beside the fetch is everything else that `ensure` does: locks,
-record, manifest, gate, and Ray's task. "At once": 64 rollouts of one event loop that start together, each with
-a little work of its own after it, as a step begins. Nothing is opened: that is `benchmarks.sandbox`.
+record, manifest, gate, and Ray's task. "At once": 64 rollouts of one event loop that start together, each
+with a little work of its own after it, as a step begins. Nothing is opened: that is `benchmarks.sandbox`.
 """
 
 import argparse
