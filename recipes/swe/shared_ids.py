@@ -8,12 +8,32 @@ of edits (`recipes.report.token_delta`) it keeps them, so that nobody has to loo
 no value.
 """
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
 type TokenIds = "tuple[int, ...] | SharedIds"
 type Edit = dict[str, int] | list[int]
 """`{"at": start, "n": count}` copies from the sequence before; a list is new ids. Both survive JSON."""
+type PackedEdit = dict[str, int] | bytes
+"""The same with new ids as signed 64-bit integers of this machine."""
+
+
+def packed(made: Iterable[Edit]) -> tuple[PackedEdit, ...]:
+    """Edits as they travel."""
+    return tuple(edit if isinstance(edit, dict) else array("q", edit).tobytes() for edit in made)
+
+
+def unpacked(made: Iterable[PackedEdit]) -> list[Edit]:
+    """Edits as they were."""
+    return [edit if isinstance(edit, dict) else unpacked_ids(edit) for edit in made]
+
+
+def unpacked_ids(data: bytes) -> list[int]:
+    """Ids out of their bytes."""
+    values = array("q")
+    values.frombytes(data)
+    return values.tolist()
 
 
 class SharedIds(Sequence[int]):
@@ -22,7 +42,10 @@ class SharedIds(Sequence[int]):
     __slots__ = ("_length", "_origin", "_whole")
 
     def __init__(
-        self, whole: tuple[int, ...], length: int, origin: tuple[TokenIds, list[Edit]] | None = None
+        self,
+        whole: tuple[int, ...],
+        length: int,
+        origin: tuple[TokenIds, tuple[PackedEdit, ...]] | None = None,
     ) -> None:
         """`origin`: other ids, and edits that make these of them. ValueError: `whole` is shorter."""
         if not 0 <= length <= len(whole):
@@ -31,7 +54,7 @@ class SharedIds(Sequence[int]):
 
     def edits_of(self, before: TokenIds) -> list[Edit] | None:
         """The edits that made these ids of `before`; None when they were not made of it."""
-        return self._origin[1] if self._origin is not None and self._origin[0] == before else None
+        return unpacked(self._origin[1]) if self._origin is not None and self._origin[0] == before else None
 
     def __len__(self) -> int:
         return self._length
@@ -67,10 +90,10 @@ class SharedIds(Sequence[int]):
         end = self._length + len(other)
         if self._whole[self._length : end] == other:
             return SharedIds(self._whole, end)
-        return (*self, *other)
+        return self._whole[: self._length] + tuple(other)
 
     def __radd__(self, other: tuple[int, ...]) -> tuple[int, ...]:
-        return (*other, *self)
+        return other + self._whole[: self._length]
 
     def __repr__(self) -> str:
         return repr(tuple(self))

@@ -7,12 +7,12 @@ share their ids. It changes no value: `unpack(pack(rollout)) == rollout`.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from recipes.report.token_delta import SIZE, edits, rebuild
-from recipes.swe.shared_ids import Edit, SharedIds, TokenIds
+from recipes.swe.shared_ids import PackedEdit, SharedIds, TokenIds, packed, unpacked, unpacked_ids
 from recipes.swe.types import Rollout, Turn
 
 
@@ -20,10 +20,10 @@ from recipes.swe.types import Rollout, Turn
 class PackedTurn:
     """A turn without what the turns before hold already."""
 
-    prompt: tuple[dict[str, int] | bytes, ...]
-    """Edits of the last turn's prompt and response; new ids as signed 64-bit integers of this machine."""
+    prompt: tuple[PackedEdit, ...]
+    """Edits of the last turn's prompt and response."""
     response_ids: bytes
-    """Sampled ids, likewise."""
+    """Sampled ids, as in edits."""
     logprobs: bytes
     """One double per sampled id."""
     rest: Turn
@@ -47,10 +47,9 @@ def pack(rollout: Rollout) -> PackedRollout:
     before: TokenIds = ()
     turns: list[PackedTurn] = []
     for turn in rollout.trajectory.turns:
-        made = edits(before, turn.prompt_ids)
         turns.append(
             PackedTurn(
-                prompt=tuple(edit if isinstance(edit, dict) else array("q", edit).tobytes() for edit in made),
+                prompt=packed(edits(before, turn.prompt_ids)),
                 response_ids=array("q", turn.response_ids).tobytes(),
                 logprobs=array("d", turn.logprobs).tobytes(),
                 rest=replace(turn, prompt_ids=(), response_ids=(), logprobs=()),
@@ -60,17 +59,17 @@ def pack(rollout: Rollout) -> PackedRollout:
     return PackedRollout(replace(rollout, trajectory=replace(rollout.trajectory, turns=())), tuple(turns))
 
 
-def unpack(packed: PackedRollout) -> Rollout:
+def unpack(received: PackedRollout) -> Rollout:
     """The rollout as it was; prompts that extend each other share their ids."""
-    if packed.turns is None or packed.rollout.trajectory is None:
-        return packed.rollout
+    if received.turns is None or received.rollout.trajectory is None:
+        return received.rollout
     turns: list[Turn] = []
     before: TokenIds = ()
-    for run in _runs(packed.turns):
+    for run in _runs(received.turns):
         turns += _unpacked(run, before)
         before = turns[-1].prompt_ids + turns[-1].response_ids
-    trajectory = replace(packed.rollout.trajectory, turns=tuple(turns))
-    return replace(packed.rollout, trajectory=trajectory)
+    trajectory = replace(received.rollout.trajectory, turns=tuple(turns))
+    return replace(received.rollout, trajectory=trajectory)
 
 
 def _runs(turns: Sequence[PackedTurn]) -> list[list[PackedTurn]]:
@@ -79,43 +78,32 @@ def _runs(turns: Sequence[PackedTurn]) -> list[list[PackedTurn]]:
     length = 0
     for turn in turns:
         first, *rest = turn.prompt or (b"",)
-        extends = runs and first == {"at": 0, "n": length} and all(isinstance(one, bytes) for one in rest)
-        runs[-1].append(turn) if extends else runs.append([turn])
+        if not runs or first != {"at": 0, "n": length} or any(isinstance(one, dict) for one in rest):
+            runs.append([])
+        runs[-1].append(turn)
         length = _length(turn.prompt) + len(turn.response_ids) // SIZE
     return runs
 
 
-def _length(prompt: Sequence[dict[str, int] | bytes]) -> int:
+def _length(prompt: Sequence[PackedEdit]) -> int:
     return sum(edit["n"] if isinstance(edit, dict) else len(edit) // SIZE for edit in prompt)
 
 
 def _unpacked(turns: Sequence[PackedTurn], before: TokenIds) -> list[Turn]:
     """Turns of one run; `before` is what its first prompt is edits of."""
-    whole: list[int] = []
-    ends: list[int] = []
-    made: list[list[Edit]] = []
+    new = b"".join(chain.from_iterable((*_new(turn), turn.response_ids) for turn in turns[1:]))
+    ids = tuple(rebuild(before, unpacked(turns[0].prompt)))
+    ids += tuple(unpacked_ids(turns[0].response_ids + new))
+    made: list[Turn] = []
     for turn in turns:
-        made.append([edit if isinstance(edit, dict) else _ids(edit) for edit in turn.prompt])
-        new = made[-1] if whole else [list(rebuild(before, made[0]))]
-        whole += chain.from_iterable(edit for edit in new if not isinstance(edit, dict))
-        ends.append(len(whole))
-        whole += _ids(turn.response_ids)
-    ids = tuple(whole)
-    unpacked: list[Turn] = []
-    for turn, end, its in zip(turns, ends, made, strict=True):
-        prompt = SharedIds(ids, end, (before, its))
+        end = _length(turn.prompt)
+        prompt = SharedIds(ids, end, (before, turn.prompt))
         response = ids[end : end + len(turn.response_ids) // SIZE]
-        logprobs = tuple(_array("d", turn.logprobs))
-        unpacked.append(replace(turn.rest, prompt_ids=prompt, response_ids=response, logprobs=logprobs))
+        logprobs = array("d", turn.logprobs)
+        made.append(replace(turn.rest, prompt_ids=prompt, response_ids=response, logprobs=tuple(logprobs)))
         before = SharedIds(ids, end + len(response))
-    return unpacked
+    return made
 
 
-def _ids(data: bytes) -> list[int]:
-    return _array("q", data).tolist()
-
-
-def _array(kind: str, data: bytes) -> array:  # type: ignore[type-arg]
-    values: array = array(kind)  # type: ignore[type-arg]
-    values.frombytes(data)
-    return values
+def _new(turn: PackedTurn) -> Iterator[bytes]:
+    return (edit for edit in turn.prompt if isinstance(edit, bytes))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.report.token_delta import edits, rebuild
-from recipes.swe.shared_ids import SharedIds
+from recipes.swe.shared_ids import SharedIds, packed
 from recipes.swe.types import Rollout, Trajectory, Turn
 from recipes.swe.wire import pack, unpack
 
@@ -40,8 +40,8 @@ def test_it_is_the_tuple(whole: Ids, cut: int, other: Ids, start: int | None, st
 @given(whole=ids, other=ids, before=ids)
 def test_edits_are_kept_for_what_they_are_edits_of(whole: Ids, other: Ids, before: Ids) -> None:
     made = edits(before, whole)
-    shared = SharedIds(whole, len(whole), (before, made))
-    assert edits(before, shared) is made
+    shared = SharedIds(whole, len(whole), (before, packed(made)))
+    assert shared.edits_of(before) == made == edits(before, shared)
     assert rebuild(other, edits(other, shared)) == whole
     assert edits(before, pickle.loads(pickle.dumps(shared))) == made
     assert shared[:2].edits_of(before) is None
