@@ -15,6 +15,8 @@ from rewards.types import GradingExecResult, GradingSandbox
 
 DISK_FULL = "No space left on device"
 _APPLY_TIMEOUT_S = 60.0
+_MOST_TRIES = 300
+"""Calls of git for one patch, a second or two: nobody may hold a grading up with thousands of odd files."""
 _WARNINGS = re.compile(rb"(?:warning: [^\n\0]*\n)+")
 """What git writes to standard error before the records, of a mode that is not the patch's, say. No path that
 is kept holds a newline."""
@@ -38,11 +40,7 @@ def read_patch(text: str) -> tuple[FilePatch, ...]:
 def protect(division: Division, trusted: Sequence[str]) -> Division:
     """The division without parts that make a file where a trusted path needs a directory."""
     blocking = [part for part in division.kept if any(_above(path, trusted) for path in part.paths)]
-    if not blocking:
-        return division
-    kept = tuple(part for part in division.kept if part not in blocking)
-    gone = tuple((path, "in the way of a trusted file") for part in blocking for path in part.paths)
-    return Division(kept, (*division.dropped, *gone))
+    return division.without(blocking, "in the way of a trusted file")
 
 
 def _above(path: str, trusted: Sequence[str]) -> bool:
@@ -62,25 +60,24 @@ async def apply_patch(parts: Sequence[FilePatch], sandbox: GradingSandbox, workd
 
 
 async def apply_division(division: Division, sandbox: GradingSandbox, workdir: str) -> Division:
-    """Applies what is kept. Where the whole does not apply because something was left out, its parts are
-    tried one by one, and those that do not apply are left out too. Raises GraderError."""
+    """Applies what is kept. Where the whole does not apply because something was left out, its halves are
+    tried, and theirs, and parts that do not apply are left out too. Raises GraderError."""
     if not division.dropped or not division.kept:
         await apply_patch(division.kept, sandbox, workdir)
         return division
-    done = await _git_apply(division.kept, sandbox, workdir)
-    if done.exit_status == 0:
-        _check_touched(division.kept, done)
-        return division
-    kept: list[FilePatch] = []
-    dropped = list(division.dropped)
-    for part in division.kept:
-        done = await _git_apply((part,), sandbox, workdir)
-        if done.exit_status == 0:
-            _check_touched((part,), done)
-            kept.append(part)
+    waiting: list[Sequence[FilePatch]] = [division.kept]
+    failed: list[FilePatch] = []
+    tries = 0
+    while waiting:
+        parts, tries = waiting.pop(), tries + 1
+        done = await _git_apply(parts, sandbox, workdir) if tries <= _MOST_TRIES else None
+        if done is not None and done.exit_status == 0:
+            _check_touched(parts, done)
+        elif done is None or len(parts) == 1:
+            failed += parts
         else:
-            dropped += [(path, "does not apply without what was left out") for path in part.paths]
-    return Division(tuple(kept), tuple(dropped))
+            waiting += [parts[len(parts) // 2 :], parts[: len(parts) // 2]]
+    return division.without(failed, "does not apply without what was left out")
 
 
 async def apply_test_patch(text: str, sandbox: GradingSandbox, workdir: str) -> None:

@@ -12,6 +12,8 @@ COMPARISONS = frozenset(
     {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__"}
     | {"__instancecheck__", "__subclasscheck__", "__subclasshook__"}
 )
+BUILTINS = frozenset({"repr", "str", "bool", "id", "hash", "type", "callable", "truth", "len", "dir", "vars"})
+"""As a comparison they answer with something true, or always the same."""
 _SENTINELS = frozenset({"NotImplemented"})
 
 
@@ -25,7 +27,7 @@ def same_answers(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
                     name = _name(target)
-                    if name in COMPARISONS and _is_constant_function(value):
+                    if name in COMPARISONS and (_is_constant_function(value) or _name(value) in BUILTINS):
                         yield node, name
             case ast.Call(func=function, args=arguments) if _name(function) in ("setattr", "__setattr__"):
                 texts = [argument for argument in arguments if isinstance(argument, ast.Constant)]
@@ -92,24 +94,29 @@ def _ignores_argument(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 def _derived(function: ast.AST, names: set[str]) -> set[str]:
     """The names and all that are given a value made from them."""
     known = set(names)
-    while True:
-        before = len(known)
-        for node in ast.walk(function):
-            match node:
-                case ast.Assign(targets=targets, value=value) if _mentions(value, known):
-                    known |= {name for target in targets for name in _targets(target)}
-                case ast.For(target=target, iter=source) | ast.comprehension(target=target, iter=source):
-                    known |= _targets(target) if _mentions(source, known) else set()
-                case ast.AugAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
-                    known |= _targets(target) if _mentions(value, known) else set()
-                case ast.AnnAssign(target=target, value=ast.expr() as value) if _mentions(value, known):
-                    known |= _targets(target)
-                case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
-                    known |= _targets(target) if _mentions(value, known) else set()
-                case _:
-                    pass
-        if len(known) == before:
-            return known
+    flows = list(_flows(function))
+    while reached := [made for made, source in flows if source & known]:
+        flows = [flow for flow in flows if not flow[1] & known]
+        known.update(*reached)
+    return known
+
+
+def _flows(function: ast.AST) -> Iterator[tuple[set[str], set[str]]]:
+    """(names that are given a value, names that the value is made from)."""
+    for node in ast.walk(function):
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                yield {name for target in targets for name in _targets(target)}, _targets(value)
+            case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
+                yield _targets(target), _targets(value)
+            case ast.AugAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
+                yield _targets(target), _targets(value)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                yield _targets(target), _targets(value)
+            case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
+                yield _targets(target), _targets(value)
+            case _:
+                pass
 
 
 def _targets(node: ast.AST) -> set[str]:

@@ -22,7 +22,7 @@ from rewards.errors import GraderError
 from rewards.lint import find_suspicions
 from rewards.patches import FilePatch
 from rewards.policy import Division, PatchPolicy
-from rewards.runner import RunnerDiedError, TestRun, files_of, run_spec, targets
+from rewards.runner import RunnerDiedError, RunOptions, TestRun, files_of, run_spec, targets
 from rewards.shadows import drop_shadows
 from rewards.types import GradingSandbox, RewardResult, TestSpec
 from rewards.verdict import TIME_LIMIT, doubt, verdict
@@ -61,6 +61,8 @@ async def grade(
     trusted = trusted_files(tests, restore or {})
     division = protect(select(patch, trusted, policy), trusted)
     division = await drop_shadows(division, policy, trusted, sandbox, workdir=tests.workdir)
+    if policy.lint and tests.lint:
+        division = await asyncio.to_thread(_without_scratch, division, _names(tests))
     if division.kept:
         division = await apply_division(division, sandbox, tests.workdir)
     dropped = tuple(path for path, _ in division.dropped)
@@ -113,12 +115,25 @@ def select(patch: str, test_files: Sequence[str], policy: PatchPolicy) -> Divisi
     return policy.divide(read_patch(patch), test_files)
 
 
+def _without_scratch(division: Division, names: frozenset[str]) -> Division:
+    """The division without new files that know of tests: honest agents leave scripts that run them, and what
+    is not there cannot do anything."""
+    scratch = [
+        part
+        for part in division.kept
+        if part.old_path is None
+        and (part.new_path or "").endswith((".py", ".pyi"))
+        and find_suspicions(part.new_path or "", part.added_text, part.added_lines, names)
+    ]
+    return division.without(scratch, "a new file that seems to know of tests").without_blocked()
+
+
 async def _judge(tests: TestSpec, sandbox: GradingSandbox, sources: Sequence[_Source]) -> RewardResult:
     """Runs the tests. Raises GraderError, also for a verdict that is in doubt."""
     # Beside the run, which waits for the sandbox: it is work for this process only.
     linting = asyncio.create_task(asyncio.to_thread(_lint, sources, _names(tests)))
     try:
-        run = await run_spec(tests, sandbox)
+        run = await run_spec(tests, sandbox, RunOptions(patched=tuple(source.path for source in sources)))
     except RunnerDiedError as error:
         exhausted = "disk" if error.kind == "disk" else None
         nothing = TestRun({}, None, False, b"", (str(error),), exhausted=exhausted)

@@ -7,7 +7,8 @@ filter against the common tricks, not a proof: what it looks for lies in `reward
 
 import ast
 import re
-from collections.abc import Collection, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from rewards.equality import same_answers
 from rewards.fold import folded_text
@@ -16,7 +17,10 @@ from rewards.lint_rules import (
     ATTRIBUTES,
     GUARDED_MODULES,
     HARMLESS_SYS,
+    HOOKS,
     MODULES,
+    MOST_BYTES,
+    MOST_LINES,
     NAMES,
     PROBES,
     STRINGS,
@@ -37,17 +41,26 @@ def find_suspicions(
     `test_names` are the task's test functions and files, which product code has no reason to name.
     A file that this Python cannot parse may be one that another version can: its added lines are
     searched as text."""
+    if too_much := _too_much(path, source, added_lines):
+        return too_much
     odd = _odd_coding(path, source, added_lines)
     try:
         tree = ast.parse(source)
+        return (*odd, *_search_tree(path, tree, _python_lines(source, added_lines), test_names))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return (*odd, *_search_text(path, source, added_lines, test_names))
-    lines = _python_lines(source, added_lines)
+
+
+def _search_tree(
+    path: str, tree: ast.AST, lines: Sequence[int] | None, test_names: Collection[str]
+) -> tuple[str, ...]:
     ignored, modules = _bare_strings(tree), _imported_modules(tree)
-    found: dict[str, None] = dict.fromkeys(odd)
+    found: dict[str, None] = {}
     for node in ast.walk(tree):
         first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) or 0
         definition = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if definition and _touched(first, first, lines) and HOOKS.match(node.name):
+            found[f"{path}:{first}: added code defines {node.name}"] = None
         if id(node) in ignored or not first or definition or not _touched(first, last, lines):
             continue
         for what in _suspicious(node, test_names, modules):
@@ -59,15 +72,28 @@ def find_suspicions(
     return tuple(found)
 
 
-def _touched(first: int, last: int, lines: Collection[int] | None) -> bool:
-    return lines is None or any(line in lines for line in range(first, last + 1))
+def _too_much(path: str, source: bytes, added_lines: Collection[int]) -> tuple[str, ...]:
+    """More than a fix adds, and than can be searched while a verdict is waited for."""
+    if len(added_lines) <= MOST_LINES:
+        lines = source.split(b"\n")
+        if sum(len(lines[number - 1]) for number in added_lines if number <= len(lines)) <= MOST_BYTES:
+            return ()
+    return (f"{path}: more code was added than can be searched",)
 
 
-def _python_lines(source: bytes, added_lines: Collection[int]) -> Collection[int] | None:
-    """The added lines as Python counts them; None, for all, where that differs from git's count.
+def _touched(first: int, last: int, lines: Sequence[int] | None) -> bool:
+    """Whether one of the sorted lines lies in the range; None is all lines."""
+    if lines is None:
+        return True
+    place = bisect_left(lines, first)
+    return place < len(lines) and lines[place] <= last
+
+
+def _python_lines(source: bytes, added_lines: Collection[int]) -> Sequence[int] | None:
+    """The added lines as Python counts them, sorted; None, for all, where that differs from git's count.
 
     A lone CR ends a line for Python and not for git; a form feed ends one for neither."""
-    return None if b"\r" in source.replace(b"\r\n", b"") else added_lines
+    return None if b"\r" in source.replace(b"\r\n", b"") else sorted(added_lines)
 
 
 def _odd_coding(path: str, source: bytes, added_lines: Collection[int]) -> tuple[str, ...]:

@@ -50,6 +50,14 @@ ATTRIBUTES = {
     "logging": {"root", "_handlers", "_handlerList", "lastResort"},
     "operator": {"__import__"},
     "weakref": {"finalize"},
+    "pickle": {"loads", "load", "Unpickler"},
+    "timeit": {"timeit", "repeat", "Timer"},
+    "cProfile": {"run", "runctx", "Profile"},
+    "profile": {"run", "runctx", "Profile"},
+    "pkgutil": {"resolve_name"},
+    "pydoc": {"locate"},
+    "logging.config": {"dictConfig", "fileConfig", "_resolve"},
+    "typing": {"get_type_hints", "ForwardRef"},
 }  # fmt: skip
 """Attributes of a module that are suspicious."""
 
@@ -69,9 +77,16 @@ NAMES = frozenset(
 PROBES = frozenset({"getattr", "hasattr", "setattr", "delattr", "__getattribute__"})
 """Calls whose second argument names an attribute."""
 
+HOOKS = re.compile(r"pytest_\w+\Z|load_tests\Z")
+"""Functions that a test runner calls by their name, where it finds the module."""
+
+MOST_LINES = 5000
+MOST_BYTES = 400_000
+"""Added to one file."""
+
 STRINGS = re.compile(
     r"pytest|\bpytes?\b|encodedfile|pythonhashseed|pluggy|conftest|unittest|/proc\b|/opt/grader|/testbed|_getframe|__subclasses__"
-    r"|__globals__|__builtins__|\A\W*tests\W*\Z|(?:^|[/\\])tests[/\\]|[/\\]tests?$|(?:^|/)test_\w+\.py\b"
+    r"|__globals__|__builtins__|__import__|__code__|\bf_back\b|\bsys\.modules\b|\bgc\.get_|\bos\._exit\b|\A\W*tests\W*\Z|(?:^|[/\\])tests[/\\]|[/\\]tests?$|(?:^|/)test_\w+\.py\b"
     r"|\w_test\.py\b",
     re.IGNORECASE,
 )

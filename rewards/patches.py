@@ -42,6 +42,13 @@ class FilePatch:
         return tuple(dict.fromkeys(both))
 
     @property
+    def added_text(self) -> bytes:
+        """The added lines: all that there is in a new file."""
+        hunks = self.text.partition("\n@@")[2].split("\n")[1:]
+        lines = [line[1:] for line in hunks if line.startswith("+")]
+        return "\n".join(lines).encode("utf-8", "surrogateescape")
+
+    @property
     def path(self) -> str:
         """The path after, or before when deleted."""
         return self.paths[-1]

@@ -27,6 +27,34 @@ class Division:
     dropped: tuple[tuple[str, str], ...]
     """(path, reason) of everything left out, in order."""
 
+    def without(self, gone: Iterable[FilePatch], reason: str) -> "Division":
+        """The division with these parts, which are kept so far, left out too."""
+        those = {id(part) for part in gone}
+        if not those:
+            return self
+        kept = tuple(part for part in self.kept if id(part) not in those)
+        left = [(path, reason) for part in self.kept if id(part) in those for path in part.paths]
+        return Division(kept, (*self.dropped, *left))
+
+    def without_blocked(self) -> "Division":
+        """The division without parts that lie where a dropped file does, nor where one of these does."""
+        at: dict[str, list[FilePatch]] = {}
+        below: dict[str, list[FilePatch]] = {}
+        for file in self.kept:
+            for path in file.paths:
+                at.setdefault(path, []).append(file)
+                for folder in _folders(path):
+                    below.setdefault(folder, []).append(file)
+        hit: dict[int, FilePatch] = {}
+        waiting = [path for path, _ in self.dropped]
+        while waiting:
+            path = waiting.pop()
+            found = [*at.pop(path, ()), *below.pop(path, ())]
+            found += [file for folder in _folders(path) for file in at.pop(folder, ())]
+            waiting += [other for file in found if id(file) not in hit for other in file.paths]
+            hit.update((id(file), file) for file in found)
+        return self.without(hit.values(), "lies where a dropped file does")
+
 
 @dataclass(frozen=True, slots=True)
 class PatchPolicy:
@@ -42,6 +70,7 @@ class PatchPolicy:
         "test_*.py", "*_test.py", "test.py", "tests.py", "conftest.py",
         "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml",
         "setup.py", "manifest.in", ".coveragerc", "noxfile.py", "toxfile.py", "tests_*.py", "*_tests.py",
+        "makefile", "gnumakefile", "*.mk", "justfile", ".justfile", "dodo.py", "runtests*", "run_tests*",
         "sitecustomize.py", "usercustomize.py", "*.pth", "pyvenv.cfg",
         "*.so", "*.so.*", "*.pyd", "*.dll", "*.dylib", "*.pyc", "*.pyo",
     )  # fmt: skip
@@ -68,23 +97,26 @@ class PatchPolicy:
                 kept.append(file)
             else:
                 dropped += [(path, reason) for path in file.paths]
-        blocked = {path for path, _ in dropped}
-        # Repeated, since what is dropped here may block something else.
-        while hit := [file for file in kept if any(_overlaps(path, blocked) for path in file.paths)]:
-            kept = [file for file in kept if file not in hit]
-            dropped += [(path, "lies where a dropped file does") for file in hit for path in file.paths]
-            blocked |= {path for file in hit for path in file.paths}
-        return Division(tuple(kept), tuple(dropped))
+        return Division(tuple(kept), tuple(dropped)).without_blocked()
 
     def new_modules(self, files: Iterable[FilePatch], test_files: Sequence[str]) -> dict[str, set[str]]:
-        """Top-level modules that new files would make -> their paths before the module's own name. Whether
-        they hide an installed module only the environment can tell."""
+        """Top-level modules that new files would make -> their paths before the module's own name: the known
+        roots, and any folder at the top, which the project may have put on the path. Whether they hide an
+        installed module only the environment can tell."""
         found: dict[str, set[str]] = {}
         for file in files:
             for path in file.paths if file.old_path is None or file.old_path != file.new_path else ():
                 for root, name in self._module_names(path, test_files):
                     found.setdefault(name, set()).add(root)
+                top, slash, rest = path.partition("/")
+                if slash and path.lower().endswith(".py"):
+                    found.setdefault(rest.split("/", 1)[0].removesuffix(".py"), set()).add(top)
         return found
+
+    def roots(self, test_files: Collection[str]) -> set[str]:
+        """Folders that are known to be on the path, relative to the repository."""
+        own = {str(PurePosixPath(file).parent) for file in test_files}
+        return {"" if root == "." else root for root in {*self.import_roots, *own}}
 
     def why_path_dropped(self, path: str, test_files: Collection[str]) -> str | None:
         """The reason why a path may not be touched at all, or None."""
@@ -134,14 +166,13 @@ class PatchPolicy:
         if not path.lower().endswith(".py"):
             return
         parts = path.split("/")
-        for root in {*self.import_roots, *(str(PurePosixPath(file).parent) for file in test_files)}:
-            above = [] if root in ("", ".") else root.split("/")
+        for root in self.roots(test_files):
+            above = root.split("/") if root else []
             if parts[: len(above)] == above and len(parts) > len(above):
-                yield "/".join(above), parts[len(above)].removesuffix(".py")
+                yield root, parts[len(above)].removesuffix(".py")
 
 
-def _overlaps(path: str, blocked: Collection[str]) -> bool:
-    """Whether the path is, or lies above or below, one of `blocked`."""
+def _folders(path: str) -> Iterator[str]:
+    """The folders that it lies in."""
     parts = path.split("/")
-    above = {"/".join(parts[:count]) for count in range(1, len(parts) + 1)}
-    return any(other in above or other.startswith(path + "/") for other in blocked)
+    return ("/".join(parts[:count]) for count in range(1, len(parts)))

@@ -6,7 +6,7 @@ makes a top-level module at all. A module that the repository itself had already
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from rewards.errors import GraderError
 from rewards.policy import Division, PatchPolicy
@@ -16,12 +16,16 @@ _TIMEOUT_S = 30.0
 _SCRIPT = """
 import json, os, sys
 from importlib.machinery import PathFinder
-work, modules = json.loads(sys.stdin.read())
+work, modules, known = json.loads(sys.stdin.read())
 path = [entry for entry in sys.path if not os.path.realpath(entry).startswith(os.path.realpath(work))]
-def own(name, roots):
-    return any(os.path.exists(os.path.join(work, root, name + end)) for root in roots for end in ("", ".py"))
-found = [name for name in modules if PathFinder.find_spec(name, path)]
-hidden = [name for name in found if not own(name, modules[name])]
+def has(*parts):
+    return os.path.exists(os.path.join(work, *parts))
+def hides(name, roots):
+    # A folder that is a package is on nobody's path.
+    roots = [root for root in roots if root in known or not has(root, "__init__.py")]
+    return bool(roots) and not any(has(root, name + end) for root in roots for end in ("", ".py"))
+found = [name for name in modules if name in sys.builtin_module_names or PathFinder.find_spec(name, path)]
+hidden = [name for name in found if hides(name, modules[name])]
 sys.stdout.write("hidden:" + json.dumps(hidden))
 """
 
@@ -39,19 +43,20 @@ async def drop_shadows(
     modules = policy.new_modules(division.kept, test_files)
     if not modules:
         return division
-    hidden = await _installed(modules, sandbox, workdir, python)
-    if not hidden:
-        return division
+    hidden = await _installed(modules, sandbox, workdir, python, policy.roots(test_files))
     shadows = [part for part in division.kept if hidden & set(policy.new_modules((part,), test_files))]
-    gone = tuple((path, "shadows an installed module") for part in shadows for path in part.paths)
-    kept = tuple(part for part in division.kept if part not in shadows)
-    return Division(kept, (*division.dropped, *gone))
+    return division.without(shadows, "shadows an installed module")
 
 
 async def _installed(
-    modules: Mapping[str, set[str]], sandbox: GradingSandbox, workdir: str, python: str
+    modules: Mapping[str, set[str]],
+    sandbox: GradingSandbox,
+    workdir: str,
+    python: str,
+    known: Collection[str],
 ) -> set[str]:
-    request = json.dumps([workdir, {name: sorted(roots) for name, roots in modules.items()}])
+    places = {name: sorted(roots) for name, roots in modules.items()}
+    request = json.dumps([workdir, places, sorted(known)])
     argv = (python, "-I", "-c", _SCRIPT)
     try:
         done = await sandbox.exec(argv, timeout_s=_TIMEOUT_S, cwd="/", stdin=request.encode())

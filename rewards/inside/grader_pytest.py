@@ -6,6 +6,7 @@ name fails on purpose: a patched runner or base class gives itself away. Python 
 """
 
 # pyright: basic, reportRedeclaration=false, reportArgumentType=false, reportAttributeAccessIssue=false
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -40,10 +41,32 @@ def status_of(reports, returned):
     return "error"
 
 
+def count_calls(item):
+    """Has the test function itself tell of each return, since a hook may stand for the call. A list with the
+    function and an item for each return; None for tests that somebody else has to run."""
+    function = getattr(item, "obj", None)
+    if not inspect.isroutine(function) or inspect.isbuiltin(function):
+        return None
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        return None
+    if inspect.isasyncgenfunction(function) or not hasattr(item, "fixturenames"):
+        return None
+    calls = [function]
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        result = function(*args, **kwargs)
+        calls.append(True)
+        return result
+
+    item.obj = call
+    return calls
+
+
 class Before:
     """What has to be known before any code of the project runs, and that is before the first conftest.py."""
 
-    def __init__(self, root, targets=()):
+    def __init__(self, root, targets=(), patched=()):
         for name in WATCHED:
             try:
                 importlib.import_module(name)
@@ -51,7 +74,7 @@ class Before:
                 continue
         self.watch = Watch(WATCHED, "pluggy")
         self.builtins = Builtins()
-        self.sources = Sources(root, targets).install()
+        self.sources = Sources(root, targets, patched).install()
 
 
 def make_plugin(pytest, request, send, before):
@@ -151,9 +174,12 @@ def make_plugin(pytest, request, send, before):
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
         def pytest_runtest_call(self, item):
             self.check(item)
+            calls = count_calls(item)
             outcome = yield
+            if calls is not None:
+                item.obj = calls.pop(0)
             self.check(item)
-            if outcome.excinfo is None:
+            if outcome.excinfo is None and (calls is None or calls):
                 self.returned += 1
             self.tampered.update(self.changed())
 
@@ -200,8 +226,8 @@ def arguments(request):
 
 
 def pose():
-    """`__main__` becomes that of `python -m pytest`: what tests start by `spawn` or `forkserver` looks at it, to
-    load it again or not."""
+    """`__main__` becomes that of `python -m pytest`: what tests start by `spawn` looks at it, to load it
+    again or not."""
     spec = importlib.util.find_spec("pytest.__main__")
     if spec is None:  # Before pytest 5.4.
         return
@@ -219,7 +245,7 @@ def run(request, send):
         sys.path.insert(0, request["workdir"])
     args = arguments(request)
     sys.argv[:] = ["pytest", *args]
-    before = Before(request["workdir"], request["targets"])
+    before = Before(request["workdir"], request["targets"], request["patched"])
     recorder = make_plugin(pytest, request, send, before)
     pose()
     announce(request, send)

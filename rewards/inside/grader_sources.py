@@ -15,6 +15,9 @@ import os
 import sys
 import types
 
+from grader_equal import NAME, make_same, rewrite  # pyright: ignore
+
+ONLY_AST = 0x400  # As ast.PyCF_ONLY_AST.
 FOLDERS = frozenset(("test", "tests", "testing"))
 SKIPPED_FOLDERS = frozenset(("__pycache__", "node_modules", "site-packages"))
 
@@ -32,14 +35,18 @@ def stamp_of(info):
 class Sources:
     """The test files below one folder."""
 
-    def __init__(self, root, targets=()):
+    def __init__(self, root, targets=(), patched=()):
         self.root = os.path.realpath(root)
+        self.same = None
         self.stamps = {}
         self.codes = {}
         self.plain = {}
         self.noted = {}
         self.real = {}
         self.problems = set()
+        if patched:
+            paths = {os.path.realpath(os.path.join(self.root, path)) for path in patched}
+            self.same = make_same(paths, self.problems.add)
         self._scan(self.root, False)
         for target in targets:
             path = os.path.join(self.root, target)
@@ -83,7 +90,10 @@ class Sources:
             self.problems.add("the file changed: " + os.path.relpath(path, self.root))
             raise ImportError(path + " was changed while tests ran")
         data = b"".join(parts)
-        code = make(data, path, "exec", dont_inherit=True)
+        if self.same is not None:
+            code = make(rewrite(make(data, path, "exec", ONLY_AST, True)), path, "exec", dont_inherit=True)
+        else:
+            code = make(data, path, "exec", dont_inherit=True)
         self._keep(code, data.split(b"\n"), self.plain.setdefault(os.path.realpath(path), set()))
         return code
 
@@ -120,10 +130,14 @@ class Sources:
             for (_, code), then in zip(found, noted)  # noqa: B905
         )
         plain = path is not None and name in self.plain.get(self.realpath(path), ())
-        for _, code in found:
-            if code is None or not plain or id(code) in self.codes:
-                continue
-            if self.realpath(code.co_filename).startswith(self.root + os.sep):
+        if plain and (not found or found[0][1] is None):  # Something built in stands for it.
+            same = False
+        for inner, code in found:
+            if id(code) in self.codes:
+                same = same and (self.same is None or inner.__globals__.get(NAME) is self.same)
+            elif (
+                code is not None and plain and self.realpath(code.co_filename).startswith(self.root + os.sep)
+            ):
                 same = False
         if not same:
             self.problems.add("the test function was replaced: " + name)
@@ -157,6 +171,11 @@ class TrustedLoader(importlib.machinery.SourceFileLoader):
 
     def get_code(self, fullname):
         return self.sources.code(self.path)
+
+    def exec_module(self, module):
+        if self.sources.same is not None:
+            vars(module)[NAME] = self.sources.same
+        super().exec_module(module)
 
 
 PATH_FINDER = importlib.machinery.PathFinder

@@ -40,7 +40,7 @@ class Reporter:
         self.order = []
         self.changed = tuple
         self.builtins = Builtins()
-        self.sources = Sources(request["workdir"], request["targets"]).install()
+        self.sources = Sources(request["workdir"], request["targets"], request["patched"]).install()
 
     def run(self, original, runner, suite):
         """Stands for `TextTestRunner.run`."""

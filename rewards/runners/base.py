@@ -56,6 +56,9 @@ class RunOptions:
     """Print tracebacks; for people, it costs time."""
     output_limit_bytes: int = 64 << 10
     """Cap on the output kept."""
+    patched: tuple[str, ...] = ()
+    """Python files of the patch, relative to the work directory: objects of their classes are looked at when
+    tests compare them. Empty: nothing is."""
 
 
 class Runner(Protocol):

@@ -16,12 +16,13 @@ from typing import Any
 
 GRADER_DIR = "/opt/grader"
 """Where the runner claims to lie inside the sandbox, and the results do; nothing of the task is there."""
-PLUGIN_FILES = ("grader_channel", "grader_sources", "grader_options", "grader_pytest", "grader_join")
+_COMMON = ("grader_channel", "grader_equal", "grader_sources")
+PLUGIN_FILES = (*_COMMON, "grader_options", "grader_pytest", "grader_join")
 """Modules that a wrapped command's pytest imports from `GRADER_DIR`."""
 _SUPERVISOR = ("grader_child", "grader_run")
 _MODULES: Mapping[str, tuple[str, ...]] = {
-    "pytest": ("grader_channel", "grader_sources", "grader_options", "grader_pytest", *_SUPERVISOR),
-    "unittest": ("grader_channel", "grader_sources", "grader_unittest", *_SUPERVISOR),
+    "pytest": (*_COMMON, "grader_options", "grader_pytest", *_SUPERVISOR),
+    "unittest": (*_COMMON, "grader_unittest", *_SUPERVISOR),
     "wrapped": ("grader_channel", *_SUPERVISOR),
 }
 """By kind of plan, each module after those that it imports."""

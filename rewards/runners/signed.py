@@ -18,6 +18,8 @@ from rewards.runners.base import RunOptions, TestRun, run_environment, tail
 from rewards.runners.delivery import GRADER_DIR, PLUGIN_FILES, program, source, standard_input
 from rewards.types import Exhausted, GradingExecResult, GradingSandbox, MeteredSandbox, TestSpec
 
+NO_EQUAL = "an object equals anything"
+"""Begins what `grader_equal` tells."""
 TESTS_FAILED = 1
 """Exit status when tests failed. The canaries always fail, so any other status is wrong."""
 GRACE_S = 15.0
@@ -63,6 +65,7 @@ async def run_signed(plan: Plan, tests: TestSpec, sandbox: GradingSandbox, optio
         "workdir": tests.workdir,
         "traceback": options.traceback,
         "targets": plan.targets,
+        "patched": options.patched,
         "must_exist": plan.must_exist,
         "timeout_s": tests.timeout_s,
         "test_timeout_s": tests.test_timeout_s,
@@ -174,7 +177,8 @@ def judge(
     if not results["counts_agree"]:
         problems.append("the runner's count of failures does not agree with the results")
     for name in cast(list[str], results["tampered"]):
-        problems.append(f"the test runner was changed while it ran: {name}")
+        what = "" if name.startswith(NO_EQUAL) else "the test runner was changed while it ran: "
+        problems.append(what + name)
     if not results["timed_out"]:
         problems += _canary_problems(statuses, canaries, cast(list[str], results["scopes"]), canary)
     aliases = cast(dict[str, list[str]], results["aliases"])

@@ -15,6 +15,10 @@ DEBRIS: dict[str, str] = {
     "backups": _FIX + "cp $BUG $BUG~; cp $BUG $BUG.orig; cp $BUG $BUG.rej; echo x > .swp",
     "notes and scratch": _FIX
     + "echo notes > NOTES.md; echo 'def half(:' > scratch.py; echo 'import time' > reproduce_bug.py",
+    "scripts that run the tests": _FIX
+    + "printf 'import pytest, sys\\nsys.exit(pytest.main([\"-x\"]))\\n' > reproduce_issue.py\n"
+    + "printf 'import unittest, sys\\nprint(sys.modules)\\n' > debug.py; mkdir scripts\n"
+    + "printf 'def pytest_configure(config): raise SystemExit\\n' > scripts/hooks.py",
     "packaging edited": _FIX + "echo '# edited' >> pyproject.toml; echo '# edited' >> setup.cfg",
     "pytest configured": _FIX + "printf '[pytest]\\naddopts = --no-such-option\\n' > pytest.ini",
     "byte code": _FIX

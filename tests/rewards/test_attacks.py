@@ -42,7 +42,7 @@ async def test_the_fix_beside_debris_earns_one(local: LocalSandbox) -> None:
     assert result.reasons == ()
     assert result.reward == 1.0
     assert set(result.dropped_paths) == {
-        "conftest.py", "pyproject.toml", "tests/test_area.py", "pytest.py", "shapes/core.so",
+        "conftest.py", "pyproject.toml", "tests/test_area.py", "pytest.py", "shapes/core.so", "_plug.py",
     }  # fmt: skip
 
 
