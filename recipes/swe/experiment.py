@@ -8,6 +8,7 @@ this module loads SkyRL, Ray and torch.
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -161,14 +162,13 @@ class SweExp(BasePPOExp):
         """Close the rollout workers and their sandboxes, and SkyRL's router; end the tracker, which cannot
         end itself any more once the interpreter is going down."""
         fanout, self.fanout = self.fanout, None
-        try:
+        with ExitStack() as each:  # the last one first, and each of them whatever the others raise
+            if self.tracking is not None:
+                each.callback(self.tracking.finish)
+            if self._inference_router is not None:
+                each.callback(self._inference_router.shutdown)
             if fanout is not None:
                 asyncio.run(fanout.close())
-            if self._inference_router is not None:
-                self._inference_router.shutdown()
-        finally:
-            if self.tracking is not None:
-                self.tracking.finish()
 
 
 def skyrl_config(settings: Mapping[str, Any]) -> SkyRLTrainConfig:

@@ -153,6 +153,7 @@ class RolloutWorker:
         self._runner: Runner | None = None
         self._opening = asyncio.Lock()
         self._preparing: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def ready(self) -> None:
         """Return when the runner is built; raises what building it raised."""
@@ -163,7 +164,9 @@ class RolloutWorker:
         return pack(await (await self._open()).run(request))
 
     async def prepare(self, envs: Sequence[EnvSpec]) -> None:
-        """Start getting ready for rollouts that come later; returns at once."""
+        """Start getting ready for rollouts that come later; returns at once. After `close` there are none."""
+        if self._closed:
+            return
         runner = await self._open()
         if isinstance(runner, Prepares):
             task = asyncio.create_task(runner.prepare(envs))
@@ -178,6 +181,7 @@ class RolloutWorker:
 
     async def close(self) -> None:
         """Close the runner's backend and everything open in it."""
+        self._closed = True
         await self._stop_preparing()
         self._runner = None
         await self._stack.aclose()
@@ -196,9 +200,15 @@ class RolloutWorker:
 
     async def _open(self) -> Runner:
         async with self._opening:
+            if self._closed:
+                raise RuntimeError("the rollout worker was closed")
             if self._runner is None:
                 module, name = self._factory.split(":")
                 factory = getattr(importlib.import_module(module), name)
-                self._runner = runner = await factory(self._config, self._stack)
+                runner = await factory(self._config, self._stack)
+                if self._closed:  # meanwhile
+                    await self._stack.aclose()
+                    raise RuntimeError("the rollout worker was closed")
+                self._runner = runner
                 return runner
             return self._runner
