@@ -30,6 +30,8 @@ from rewards.verdict import TIME_LIMIT, doubt, verdict
 __all__ = ["TIME_LIMIT", "apply_patch", "grade", "select", "verdict"]
 
 _DEFAULT_POLICY = PatchPolicy()
+_PROGRAMS = (".py", ".sh", ".bash", ".mk", ".toml", ".ini", ".cfg", ".yml", ".yaml")
+"""Ends of words of a command that are files: `manage.py`, `scripts/test.sh`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,10 @@ async def run_unpatched(
 
 
 def trusted_files(tests: TestSpec, restore: Mapping[str, bytes]) -> tuple[str, ...]:
-    """Paths that are the judge's: the targets of the run, what the test patch touches, and restored files."""
-    paths: set[str] = set(restore)
+    """Paths that are the judge's: programs that the command names, targets of the run, what the test patch
+    touches, and restored files."""
+    words = (word.removeprefix(f"{tests.workdir}/").removeprefix("./") for word in tests.command)
+    paths = {word for word in words if word.endswith(_PROGRAMS)} | set(restore)
     for target in targets(tests):
         paths.add(target)
         if "/" not in target and not target.endswith(".py"):  # a dotted module of unittest or Django

@@ -189,7 +189,9 @@ def _call(node: ast.Call, modules: Mapping[str, str]) -> Iterator[str]:
     called = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
     if called == "import_module" and node.args:
         text = folded_text(node.args[0])
-        if text is not None and _root(text) in MODULES | GUARDED_MODULES:
+        if text is None:
+            yield "a module by a computed name"
+        elif _root(text) in MODULES | GUARDED_MODULES:
             yield f"the module {text}"
     yield from _text(folded_text(node), ())
     for position, argument in enumerate((*node.args, *(keyword.value for keyword in node.keywords))):

@@ -3,8 +3,8 @@
 Such an object passes any test, and there is no end of ways to write one. So the comparisons that trusted
 test files assert are looked at while they run: each side whose class comes from a patched file is also
 compared with values that it cannot equal. Only `assert a == b`, `assert a in b` and unittest's `assertEqual`
-and the like, as statements. What it cannot see: an object that is merely generous (equal to all that is
-near), or one whose class poses well as that of another file. Python 3.6 and later.
+and the like, as statements. What it cannot see: an object that equals some wrong values and not these, or
+one whose class poses well as that of another file. Python 3.6 and later.
 """
 
 # pyright: basic, reportRedeclaration=false, reportArgumentType=false, reportAttributeAccessIssue=false
@@ -134,19 +134,22 @@ def number(limit, urandom=os.urandom):
 
 
 def samples(other):
-    """Values that what equals `other` cannot equal as well: one that nobody knows, and one of its kind."""
+    """Values that what equals `other` cannot equal as well: one that nobody knows, and some of its kind, near
+    and far."""
     yield Anything()
     text = "%x" % number(1 << 62)
     if isinstance(other, bool):
         yield not other
     elif isinstance(other, (int, float)):
+        yield other + 1 + number(3)
         yield other * 3 + number(1 << 30) + 1000
     elif isinstance(other, str):
+        yield str(other)[:-1] + chr(0x4E00 + number(20000))
         yield str(other) + text
     elif isinstance(other, bytes):
         yield bytes(other) + text.encode()
     elif isinstance(other, (list, tuple)):
-        yield (list if isinstance(other, list) else tuple)((*other, text))
+        yield (list if isinstance(other, list) else tuple)([Anything()] * max(len(other), 1))
     elif isinstance(other, dict):
         yield {text: None}
 

@@ -5,7 +5,9 @@ import dataclasses
 import pytest
 
 from rewards.errors import GraderError
-from rewards.grade import grade
+from rewards.grade import grade, select, trusted_files
+from rewards.policy import PatchPolicy
+from rewards.types import RunnerName
 from tests.rewards.project import CORE_FIXED, GOLD, SPEC, LocalSandbox, diff, edit
 
 HIDDEN = "from shapes import area\n\n\ndef test_hidden():\n    assert area(3, 3) == 9\n"
@@ -53,3 +55,23 @@ async def test_a_project_whose_business_tests_are_is_not_suspected(lint: bool, l
     result = await grade(dataclasses.replace(TESTS, lint=lint), edit("shapes/core.py", AWARE), local)
     assert result.tests_passed
     assert (result.reward, bool(result.suspicions)) == ((0.0, True) if lint else (1.0, False))
+
+
+@pytest.mark.parametrize(
+    ("runner", "command"),
+    [
+        ("django", ("python", "./manage.py", "test")),
+        ("wrapped", ("sh", "scripts/test.sh")),
+        ("log", ("/testbed/check/all.py", "-v")),
+    ],
+)
+def test_programs_that_the_command_runs_belong_to_the_judge(
+    runner: RunnerName, command: tuple[str, ...]
+) -> None:
+    """Who may change `manage.py` may delete it, and a missing program is a fault of ours, not a 0."""
+    spec = dataclasses.replace(SPEC, runner=runner, command=command, targets=("check.test_all",))
+    (program,) = (word.removeprefix("./").removeprefix("/testbed/") for word in command if "." in word)
+    patch = diff(program, "x\n", None) + GOLD
+    division = select(patch, trusted_files(spec, {}), PatchPolicy())
+    assert division.dropped == ((program, "a test file of the task"),)
+    assert [part.path for part in division.kept] == ["shapes/core.py"]

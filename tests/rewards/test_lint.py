@@ -1,5 +1,7 @@
 """Suspicions lie on added code only; ordinary code, comments and docstrings raise none."""
 
+import time
+
 import pytest
 
 from rewards.lint import find_suspicions
@@ -50,6 +52,12 @@ SUSPICIOUS = [
     "class A:\n    def __eq__(self, other):\n        '''Doc.'''\n        return True",
     "class A:\n    def __ne__(self, other): return False",
     "__import__('pytest')",
+    "import importlib\nimportlib.import_module(''.join(map(chr, (103, 99))))",
+    "import pickle\npickle.loads(data)",
+    "import timeit\ntimeit.timeit(code)",
+    "x = '__import__'",
+    "class A:\n    __eq__ = repr",
+    "def pytest_pyfunc_call(pyfuncitem):\n    return True",
 ]
 
 
@@ -70,3 +78,16 @@ def test_suspicious_code(code: str) -> None:
 def test_code_that_does_not_parse_is_left_to_the_tests() -> None:
     assert find_suspicions("x.py", b"def (:\n", {1}, NAMES) == ()
     assert find_suspicions("x.py", b"\0", {1}, NAMES) == ()
+
+
+def test_no_code_holds_the_search_up_or_breaks_it() -> None:
+    many = "class A:\n    def __eq__(self, other):\n"
+    many += "".join(f"        a{number} = a{number - 1}\n" for number in range(2000, 0, -1))
+    deep = "class A:\n    def __eq__(self, other):\n        return " + "+".join("1" * 900) + " == other\n"
+    long = "x = [\n" + "'a',\n" * 30_000 + "]\n"
+    started = time.monotonic()
+    for code in (many + "        a0 = other\n        return a1\n", deep, "x = " + "+".join(["''"] * 20_000)):
+        assert find_suspicions("x.py", code.encode(), every_line(code), NAMES) == ()
+    assert find_suspicions("x.py", long.encode(), {1}, NAMES) == ()
+    assert "more code" in find_suspicions("x.py", long.encode(), every_line(long), NAMES)[0]
+    assert time.monotonic() - started < 30
