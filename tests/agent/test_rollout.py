@@ -282,6 +282,7 @@ async def test_work_that_is_done_is_only_graded_after_a_move(codec: ChatCodec) -
 async def test_waiting_is_measured_apart(codec: ChatCodec) -> None:
     parts = Parts(codec, delay_s=0.03, limits=RolloutLimits(max_concurrent=2, max_grading=1))
     parts.agent = replace(DEMO, model_call_s=0.0, model_token_s=0.0)
+    parts.delay_s = 0.3  # of grading: on a busy machine two rollouts drift apart
     runner = parts.runner()
     rollouts = await asyncio.gather(*(runner.run(RolloutRequest(str(n), task())) for n in range(4)))
     assert all(tuple(rollout.waits_s) == WAITS for rollout in rollouts)
