@@ -7,7 +7,6 @@ clean one over many steps and seeds, without vLLM.
 """
 
 import asyncio
-import hashlib
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -35,6 +34,7 @@ from sandbox.errors import CacheError, SandboxLostError, SandboxStartError
 from sandbox.types import CachedEnv, EnvSpec, SandboxSpec
 from tests.agent.fakes import FakeBackend, FakeCache, FakeSandbox
 from tests.agent.test_agent import DEMO, FIX, SUBMIT
+from tests.skyrl.chosen import injected
 
 WRONG = format_call(
     "str_replace_editor",
@@ -54,17 +54,6 @@ FAULTS: Mapping[str, str] = {
 """Fault that can be injected -> the kind of failure that it must be counted as."""
 
 _fault: ContextVar[str] = ContextVar("fault of the running rollout", default="")
-
-
-def injected(trajectory_id: str, faults: Mapping[str, float]) -> str:
-    """The fault of this rollout, the same in every attempt; empty for none. `faults`: share of each."""
-    digest = hashlib.sha256(trajectory_id.encode()).digest()
-    chance = int.from_bytes(digest[:8], "big") / 2**64
-    for name, share in faults.items():
-        if chance < share:
-            return name
-        chance -= share
-    return ""
 
 
 class Weights:

@@ -12,7 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from recipes.swe.policy import SESSION_HEADER
-from tests.skyrl.bandit import BanditPolicy, injected
+from tests.skyrl.bandit import BanditPolicy
+from tests.skyrl.chosen import injected
 from tests.skyrl.real_faults import WAIT_LIMIT_S
 
 

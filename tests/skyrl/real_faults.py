@@ -32,7 +32,7 @@ from sandbox.types import MIB, Backend, CachedEnv, EnvSpec, Limits, SandboxSpec
 from tests.agent.conftest import make_tokenizer
 from tests.agent.test_agent import DEMO
 from tests.cache.helpers import make_store
-from tests.skyrl.bandit import injected
+from tests.skyrl.chosen import injected
 
 FAULTS: Mapping[str, tuple[str, ...]] = {
     "refused": ("provider",),
@@ -164,10 +164,11 @@ async def open_broken_runner(config: Mapping[str, Any], stack: AsyncExitStack) -
     stack.push_async_callback(policy.close)
     cache = EnvCache(Path(config["cache"]), store=config["store"])
     sound = await stack.enter_async_context(MiniBackend())
-    disk = Path(config["full_disk"]) / str(os.getpid())
-    disk.mkdir()
-    full = await stack.enter_async_context(MiniBackend(state_dir=disk, pool_size=0))
-    fill(disk)
+    full = sound
+    if "full" in config["shares"]:
+        disk = stack.enter_context(small_disk(Path(config["full_disk"]) / str(os.getpid())))
+        full = await stack.enter_async_context(MiniBackend(state_dir=disk, pool_size=0))
+        fill(disk)
     limits = RolloutLimits(
         sandbox=Limits(memory_bytes=512 * MIB, disk_bytes=128 * MIB, pids=128),
         max_concurrent=config["slots"],

@@ -18,7 +18,8 @@ from recipes.swe.chat import ChatCodec
 from recipes.swe.failure_report import TooManyFailuresError
 from recipes.swe.types import FailureKind
 from tests.agent.conftest import make_tokenizer
-from tests.skyrl.bandit import FAULTS, BanditPolicy, LearningWorkers, LocalFanout, Weights, injected
+from tests.skyrl.bandit import FAULTS, BanditPolicy, LearningWorkers, LocalFanout, Weights
+from tests.skyrl.chosen import injected
 
 PROMPTS, SAMPLES = 8, 8
 

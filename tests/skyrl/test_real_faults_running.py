@@ -26,9 +26,10 @@ from recipes.swe.tasks import gold_edits, load_rows, to_task
 from recipes.swe.types import FailureKind, Rollout, TaskInstance
 from sandbox.cache import EnvCache
 from tests.agent.conftest import make_tokenizer
-from tests.skyrl.bandit import BanditPolicy, LearningWorkers, Weights, injected
+from tests.skyrl.bandit import BanditPolicy, LearningWorkers, Weights
+from tests.skyrl.chosen import injected
 from tests.skyrl.policy_server import PolicyServer
-from tests.skyrl.real_faults import FAULTS, make_cache, small_disk
+from tests.skyrl.real_faults import FAULTS, make_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache"
@@ -91,11 +92,11 @@ def train(
     policy = BanditPolicy(codec, weights, right=right, wrong=wrong)
     tasks = [replace(task, instance_id=f"task-{number}") for number in range(prompts)]
     folder.mkdir(parents=True, exist_ok=True)
-    with small_disk(folder / "disk") as disk, PolicyServer(policy, shares) as server:
+    with PolicyServer(policy, shares) as server:
         config = {
             "cache": str(cache),
             "store": store,
-            "full_disk": str(disk),
+            "full_disk": str(folder),
             "server_url": server.url,
             "shares": shares,
             "slots": slots,
