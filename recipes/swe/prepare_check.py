@@ -1,8 +1,8 @@
 """Validates one task in its environment: it fails as it is, passes with the gold patch, each time.
 
-A repeat is two runs in fresh sandboxes. Without a patch every FAIL_TO_PASS test must not pass and every
-PASS_TO_PASS test must; with the gold patch the training's own grader must give 1. What differs from repeat to
-repeat is flaky. Faults of sandbox or grader are raised: they say nothing of the task.
+A repeat is up to two runs in fresh sandboxes. Without a patch every FAIL_TO_PASS test must not pass and every
+PASS_TO_PASS test must; with the gold patch the training's own grader must give 1, and for nothing 0. What
+differs from repeat to repeat is flaky. Faults of sandbox or grader are raised: they say nothing of the task.
 """
 
 from collections import Counter
@@ -83,20 +83,27 @@ class Checker:
         self._settings = settings
         self._grader = open_grader(None, cached=False)  # it measures, and believes no older verdict
 
-    async def repeat(self, task: SourceTask, record: EnvRecord, plugins: Sequence[str]) -> Finding:
-        """One repeat. Raises SandboxError and GraderError."""
+    async def repeat(
+        self, task: SourceTask, record: EnvRecord, plugins: Sequence[str], bare: bool = True
+    ) -> Finding:
+        """One repeat; `bare`: with the run without a patch. Raises SandboxError and GraderError."""
         env = open_record(self._root, task.instance_id, record)
         tests = tests_of(from_source(task, test_command=test_command(task, plugins)))
-        bare = await self._without_patch(tests, env)
-        log = f"== without a patch ==\n{_shown(bare)}\n"
-        if bare.timed_out:
-            return Finding("timeout", f"the tests take more than {tests.timeout_s:.0f} s", log)
-        wrong = _wrong_before(tests, bare)
-        if wrong:
-            return Finding("failed", wrong, log)
+        before = await self._before(tests, env) if bare else Finding("passed", "", "")
+        if before.status != "passed":
+            return before
         case = case_of(tests, env, self._backend, self._settings.limits)
         judged = await judge_gold(self._grader, case, task.gold_patch)
-        return replace(judged, log=log + judged.log)
+        return replace(judged, log=before.log + judged.log)
+
+    async def _before(self, tests: TestSpec, env: CachedEnv) -> Finding:
+        """Whether the state before the fix is that of a task."""
+        run = await self._without_patch(tests, env)
+        log = f"== without a patch ==\n{_shown(run)}\n"
+        if run.timed_out:
+            return Finding("timeout", f"the tests take more than {tests.timeout_s:.0f} s", log)
+        wrong = _wrong_before(tests, run)
+        return Finding("failed" if wrong else "passed", wrong, log)
 
     async def _without_patch(self, tests: TestSpec, env: CachedEnv) -> TestRun:
         async with await self._backend.open(env.spec(self._settings.limits)) as sandbox:

@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 from recipes.swe.build_env import BuiltEnv, EnvBuilder
 from recipes.swe.build_plugins import plugins_of
@@ -187,10 +188,13 @@ class Preparation:
             await asyncio.gather(*(one(ready) for ready in waiting))
 
     async def _repeats(self, ready: _Ready, count: int, *, stop: bool) -> "list[Finding] | _Fault":
-        """`stop`: no more repeats of what failed in all of two."""
+        """`stop`: in peace; no more repeats of what failed in all of two. Under stress only the first repeat
+        runs the tests without a patch too: what load does to them, the runs with the gold patch show."""
         findings: list[Finding] = []
-        for _ in range(count):
-            found = await self._attempt(lambda: self._checker.repeat(ready.task, ready.record, ready.plugins))
+        for number in range(count):
+            bare = stop or number == 0
+            repeat = partial(self._checker.repeat, ready.task, ready.record, ready.plugins, bare)
+            found = await self._attempt(repeat)
             if isinstance(found, _Fault):
                 return found if found.status != "build_error" else replace(found, status="failed")
             findings.append(found)
