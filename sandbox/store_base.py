@@ -12,7 +12,7 @@ import io
 import json
 from pathlib import Path
 
-from sandbox.cache_layer import LayerInfo, content_path, has_layer, read_info
+from sandbox.cache_layer import LayerInfo, check_name, content_path, has_layer, read_info
 from sandbox.cache_lease import touch
 from sandbox.errors import CacheError
 from sandbox.store import Checked, Manifest, Store
@@ -27,9 +27,10 @@ MAX_DEPTH = 8
 
 
 def likeness(info: LayerInfo) -> str:
-    """What layers that are nearly the same have in common; empty for a layer that is like no other."""
+    """What layers that are nearly the same have in common, the name of a layer; empty for one that is like no
+    other. Raises CacheError for odd facts."""
     alike = info.facts.get("kind") == KIND and info.tree_bytes <= MAX_BASE_BYTES
-    return info.facts.get(LIKENESS, "") if alike else ""
+    return check_name(info.facts[LIKENESS]) if alike and LIKENESS in info.facts else ""
 
 
 def base_for(store: Store, info: LayerInfo) -> Manifest | None:
