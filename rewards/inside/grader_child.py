@@ -52,6 +52,7 @@ class Child:
         pid = os.fork()
         if pid == 0:
             os.close(self.run.vault)
+            os.close(self.reader)
             become_worker(request, writer, self.key)
         os.close(writer)
         return pid

@@ -71,24 +71,28 @@ class Anything:
     """Equal to itself alone."""
 
 
-def make_same(patched, report):
-    """The function that stands for comparisons. `patched` are real paths; `report` takes a sentence."""
-    known = {}
+class Looker:
+    """Looks at comparisons. `patched` are real paths; `report` takes a sentence."""
 
-    def is_patched(cls):
+    def __init__(self, patched, report):
+        self.patched = patched
+        self.report = report
+        self.known = {}
+
+    def is_patched(self, cls):
         # By its identity, since a metaclass decides what a class equals; kept, so that this stays its own.
-        if id(cls) not in known:
-            known[id(cls)] = (cls, cls not in PLAIN and is_from(cls, patched))
-        return known[id(cls)][1]
+        if id(cls) not in self.known:
+            self.known[id(cls)] = (cls, cls not in PLAIN and is_from(cls, self.patched))
+        return self.known[id(cls)][1]
 
-    def inside(value):
+    def inside(self, value):
         """What is to be asked: the value, or those in it when it compares as Python's own containers do."""
         found, left, seen = [], [value], 0
         while left and seen < MOST:
             value, seen = left.pop(), seen + 1
             cls = type(value)
             if has_own_equality(cls):
-                if is_patched(cls):
+                if self.is_patched(cls):
                     found.append(value)
                 continue
             for base in CONTAINERS:
@@ -98,34 +102,32 @@ def make_same(patched, report):
                         left.extend(itertools.islice(dict.values(value), MOST))
         return found
 
-    def ask(value, sample, contains):
-        try:
-            answer = bool(sample in value if contains else value == sample)
-        except BaseException:  # Whatever the class does with a value that it does not know.
-            return
-        if answer:
-            report("an object equals anything: " + type(value).__name__)
+    def ask(self, questions):
+        """Compares each with values that it cannot equal."""
+        for value, other, contains in questions:
+            for sample in samples(other):
+                try:
+                    answer = bool(sample in value if contains else value == sample)
+                except BaseException:  # Whatever the class does with a value that it does not know.
+                    continue
+                if answer:
+                    self.report("an object equals anything: " + type(value).__name__)
 
-    def same(first, second, kind):
+    def same(self, first, second, kind):
+        """Stands for a comparison, or with `both` gives back what is to be compared."""
         contains = kind.endswith("in")
-        asked = [(value, second, False) for value in inside(first)]
-        asked += [(value, first, False) for value in inside(second)]
-        if contains and is_patched(type(second)):
-            asked.append((second, first, True))
+        questions = [(value, second, False) for value in self.inside(first)]
+        questions += [(value, first, False) for value in self.inside(second)]
+        if contains and self.is_patched(type(second)):
+            questions.append((second, first, True))
         # Some before and some after, so that nobody knows which comparison is the true one.
-        for _ in range(number(3) + 1 if asked else 0):
-            for value, other, within in asked:
-                for sample in samples(other):
-                    ask(value, sample, within)
+        for _ in range(number(3) + 1 if questions else 0):
+            self.ask(questions)
         if kind.startswith("both"):
             return first, second
         result = first in second if contains else first == second
-        for value, other, within in asked:
-            for sample in samples(other):
-                ask(value, sample, within)
+        self.ask(questions)
         return result
-
-    return same
 
 
 def number(limit, urandom=os.urandom):

@@ -15,7 +15,7 @@ import os
 import sys
 import types
 
-from grader_equal import NAME, make_same, rewrite  # pyright: ignore
+from grader_equal import NAME, Looker, rewrite  # pyright: ignore
 
 ONLY_AST = 0x400  # As ast.PyCF_ONLY_AST.
 FOLDERS = frozenset(("test", "tests", "testing"))
@@ -46,7 +46,7 @@ class Sources:
         self.problems = set()
         if patched:
             paths = {os.path.realpath(os.path.join(self.root, path)) for path in patched}
-            self.same = make_same(paths, self.problems.add)
+            self.same = Looker(paths, self.problems.add).same
         self._scan(self.root, False)
         for target in targets:
             path = os.path.join(self.root, target)
