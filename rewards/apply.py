@@ -13,7 +13,9 @@ from rewards.policy import Division
 from rewards.runner import tail
 from rewards.types import GradingExecResult, GradingSandbox
 
-DISK_FULL = "No space left on device"
+_DISK_FULL = b"No space left on device"
+_APPLIED, _REFUSED = 0, (1, 128)
+"""Exit statuses of `git apply`: 1 for a patch that does not fit, 128 for one that it cannot read."""
 _APPLY_TIMEOUT_S = 60.0
 _MOST_TRIES = 300
 """Calls of git for one patch, a second or two: nobody may hold a grading up with thousands of odd files."""
@@ -52,7 +54,7 @@ async def apply_patch(parts: Sequence[FilePatch], sandbox: GradingSandbox, workd
     if not parts:
         return
     done = await _git_apply(parts, sandbox, workdir)
-    if done.timed_out or done.exit_status != 0:
+    if done.exit_status != _APPLIED:
         raise GraderError(
             f"the patch does not apply (status {done.exit_status}): {tail(done.output)}", "patch"
         )
@@ -71,7 +73,7 @@ async def apply_division(division: Division, sandbox: GradingSandbox, workdir: s
     while waiting:
         parts, tries = waiting.pop(), tries + 1
         done = await _git_apply(parts, sandbox, workdir) if tries <= _MOST_TRIES else None
-        if done is not None and done.exit_status == 0:
+        if done is not None and done.exit_status == _APPLIED:
             _check_touched(parts, done)
         elif done is None or len(parts) == 1:
             failed += parts
@@ -99,9 +101,10 @@ async def restore_files(files: Mapping[str, bytes], sandbox: GradingSandbox, wor
 
 
 async def _git_apply(parts: Sequence[FilePatch], sandbox: GradingSandbox, workdir: str) -> GradingExecResult:
+    """The result of git, whatever it thinks of the patch. Raises GraderError for any other end of it."""
     data = "".join(part.text for part in parts).encode("utf-8", "surrogateescape")
     try:
-        return await sandbox.exec(
+        done = await sandbox.exec(
             ("git", "apply", "--apply", "--numstat", "-z", "--whitespace=nowarn", "-"),
             timeout_s=_APPLY_TIMEOUT_S,
             env=_GIT_ENV,
@@ -111,6 +114,11 @@ async def _git_apply(parts: Sequence[FilePatch], sandbox: GradingSandbox, workdi
         )
     except Exception as error:
         raise GraderError(f"the sandbox failed while the patch was applied: {error!r}", "sandbox") from error
+    full = done.exit_status != _APPLIED and _DISK_FULL in done.output
+    if full or done.timed_out or done.exit_status not in (_APPLIED, *_REFUSED):
+        how = "timed out" if done.timed_out else f"status {done.exit_status}"
+        raise GraderError(f"git could not be run on the patch ({how}): {tail(done.output)}", "sandbox")
+    return done
 
 
 def _check_touched(parts: Sequence[FilePatch], done: GradingExecResult) -> None:

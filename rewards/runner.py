@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from rewards.errors import GraderError
 from rewards.runners import RunOptions, TestRun, runner_of
-from rewards.runners.base import run_environment, tail, targets_of
+from rewards.runners.base import RunnerDiedError, run_environment, tail, targets_of
+from rewards.runners.delivery import GRADER_DIR
 from rewards.runners.python import files_of, parse_command
-from rewards.runners.signed import GRADER_DIR, RunnerDiedError
 from rewards.types import GradingSandbox, TestSpec
 
 __all__ = [

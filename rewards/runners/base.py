@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from rewards.types import Exhausted, GradingSandbox, TestSpec
+from rewards.errors import FaultKind
+from rewards.types import Exhausted, GradingSandbox, MeteredSandbox, TestSpec
 
 _WORST_FIRST = ("failed", "error", "crashed", "timeout", "missing", "xpassed", "xfailed", "skipped", "passed")
 
@@ -71,6 +72,25 @@ class Runner(Protocol):
     async def run(self, tests: TestSpec, sandbox: GradingSandbox, options: RunOptions) -> TestRun:
         """One run of the targets. Raises GraderError."""
         ...
+
+
+class RunnerDiedError(Exception):
+    """A run gave no results; `kind` says how it ended. Whose fault that is the grader decides."""
+
+    def __init__(self, message: str, kind: FaultKind) -> None:
+        super().__init__(message)
+        self.kind: FaultKind = kind
+
+
+async def was_out_of_memory(sandbox: GradingSandbox) -> bool:
+    """Whether the kernel has killed something in the sandbox for its memory, where somebody counts."""
+    if not isinstance(sandbox, MeteredSandbox):
+        return False
+    try:
+        usage = await sandbox.usage()
+    except Exception as error:
+        raise RunnerDiedError(f"the sandbox failed after tests ran: {error!r}", "lost") from error
+    return bool(usage.oom_kills)
 
 
 def targets_of(runner: Runner, tests: TestSpec) -> tuple[str, ...]:

@@ -9,12 +9,19 @@ from collections.abc import Sequence
 
 from rewards.errors import GraderError
 from rewards.logs import ParsedLog, parser_of
-from rewards.runners.base import RunOptions, TestRun, run_environment, targets_of
+from rewards.runners.base import (
+    RunnerDiedError,
+    RunOptions,
+    TestRun,
+    run_environment,
+    targets_of,
+    was_out_of_memory,
+)
 from rewards.runners.python import TARGETS, files_of
-from rewards.runners.signed import RunnerDiedError
 from rewards.types import GradingSandbox, TestSpec
 
 _LOG_LIMIT_BYTES = 64 << 20
+_KILLED = 137  # As a shell tells SIGKILL.
 _BAD = frozenset({"failed", "error", "xpassed"})
 
 
@@ -46,13 +53,15 @@ class LogRunner:
         except Exception as error:
             raise RunnerDiedError(f"the sandbox failed while tests ran: {error!r}", "lost") from error
         if done.exit_status in (126, 127) and not done.output.strip():
-            raise GraderError(f"the test command {argv!r} cannot be run", "start")
+            # Or code of the project ended it so: told apart by a second grading and the control.
+            raise RunnerDiedError(f"the test command {argv!r} cannot be run", "runner_died")
         log = parse(done.output.decode("utf-8", "replace"))
         output = done.output[-options.output_limit_bytes :]
         if done.timed_out:
             return TestRun(
                 dict(log.statuses), None, True, output, ("time limit",), log.aliases, "log", "time"
             )
+        sound = done.exit_status == 0
         return TestRun(
             statuses=dict(log.statuses),
             exit_status=done.exit_status,
@@ -61,6 +70,8 @@ class LogRunner:
             problems=tuple(log_problems(log, done.exit_status)),
             aliases=log.aliases,
             channel="log",
+            exhausted="memory" if not sound and await was_out_of_memory(sandbox) else None,
+            killed=() if done.exit_status != _KILLED else ("the command",),
         )
 
 

@@ -12,11 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
-from rewards.errors import FaultKind, GraderError
+from rewards.errors import GraderError
 from rewards.logs.pytest_log import other_names
-from rewards.runners.base import RunOptions, TestRun, run_environment, tail
+from rewards.runners.base import (
+    RunnerDiedError,
+    RunOptions,
+    TestRun,
+    run_environment,
+    tail,
+    was_out_of_memory,
+)
 from rewards.runners.delivery import GRADER_DIR, PLUGIN_FILES, program, source, standard_input
-from rewards.types import Exhausted, GradingExecResult, GradingSandbox, MeteredSandbox, TestSpec
+from rewards.types import Exhausted, GradingExecResult, GradingSandbox, TestSpec
 
 NO_EQUAL = "an object equals anything"
 """Begins what `grader_equal` tells."""
@@ -43,14 +50,6 @@ class Plan:
     """Paths, relative to the work directory, that are the task's own."""
     request: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Whatever else the side inside reads."""
-
-
-class RunnerDiedError(Exception):
-    """The supervisor gave no results; `kind` says how it ended. Whose fault that is the grader decides."""
-
-    def __init__(self, message: str, kind: FaultKind) -> None:
-        super().__init__(message)
-        self.kind: FaultKind = kind
 
 
 async def run_signed(plan: Plan, tests: TestSpec, sandbox: GradingSandbox, options: RunOptions) -> TestRun:
@@ -150,13 +149,8 @@ async def _exhausted(results: Mapping[str, Any], sandbox: GradingSandbox) -> Exh
     if results["timed_out"]:
         return "time"
     broken = not results["finished"] or any(status != "passed" for status in results["statuses"].values())
-    if broken and isinstance(sandbox, MeteredSandbox):
-        try:
-            usage = await sandbox.usage()
-        except Exception as error:
-            raise RunnerDiedError(f"the sandbox failed after tests ran: {error!r}", "lost") from error
-        if usage.oom_kills:
-            return "memory"
+    if broken and await was_out_of_memory(sandbox):
+        return "memory"
     return "disk" if results["disk_full"] else None
 
 

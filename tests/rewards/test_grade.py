@@ -2,7 +2,6 @@
 
 import dataclasses
 import subprocess
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from tests.rewards.project import (
     GOLD,
     PASS_TO_PASS,
     SPEC,
-    LocalResult,
     LocalSandbox,
     diff,
     edit,
@@ -135,47 +133,6 @@ async def test_tests_that_are_not_there_are_our_fault(local: LocalSandbox) -> No
 async def test_command_that_cannot_run_is_our_fault(command: tuple[str, ...], local: LocalSandbox) -> None:
     with pytest.raises(GraderError):
         await grade(dataclasses.replace(SPEC, command=command), GOLD, local)
-
-
-class Broken(LocalSandbox):
-    """Fails at the n-th call."""
-
-    def __init__(self, root: Path, *, at: int) -> None:
-        super().__init__(root)
-        self._left = at
-
-    def _step(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise ConnectionError("the helper is gone")
-
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        stdin: bytes = b"",
-        output_limit_bytes: int | None = None,
-    ) -> LocalResult:
-        self._step()
-        return await super().exec(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin)
-
-    async def read_file(self, path: str, *, limit_bytes: int = 16 << 20) -> bytes:
-        self._step()
-        return await super().read_file(path, limit_bytes=limit_bytes)
-
-    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        self._step()
-        await super().write_file(path, data, mode=mode)
-
-
-@pytest.mark.parametrize("at", range(5))
-async def test_sandbox_that_fails_at_any_step_is_never_a_reward(at: int, tmp_path: Path) -> None:
-    write_project(tmp_path)
-    with pytest.raises(GraderError, match="helper is gone"):
-        await grade(SPEC, GOLD, Broken(tmp_path, at=at), restore={"tests/__init__.py": b""})
 
 
 async def test_restored_files_win(local: LocalSandbox) -> None:
