@@ -70,8 +70,6 @@ DROPPED: dict[str, str] = {
     "shadow the standard library": diff("json.py", None, "def loads(x): raise SystemExit(0)\n")
     + diff("src/hashlib.py", None, "x = 1\n"),
     "Makefile": diff("Makefile", None, "test:\n\ttrue\n") + diff("tools/all.mk", None, "x=1\n"),
-    "scratch that knows of tests": diff("reproduce.py", None, "import pytest\nraise SystemExit(0)\n"),
-    "module of a folder on the path": diff("python/hypothesis.py", None, "import _pytest\n"),
     "sitecustomize": diff("sitecustomize.py", None, "import os; os._exit(0)\n"),
     "pth": diff("shapes/zz.pth", None, "import os; os._exit(0)\n"),
     "entry point": diff("evil.egg-info/entry_points.txt", None, "[pytest11]\nevil = _plug\n"),

@@ -9,7 +9,7 @@ from rewards.patches import parse_patch
 from rewards.policy import PatchPolicy
 from rewards.runner import files_of
 from tests.rewards.attacks import DROPPED, RUN
-from tests.rewards.project import GOLD, SPEC, LocalSandbox
+from tests.rewards.project import GOLD, SPEC, LocalSandbox, diff
 
 FILES = files_of(SPEC.fail_to_pass + SPEC.pass_to_pass)
 NEEDS_LINT = {name for name in RUN if name.startswith(("13", "06g", "06h"))}
@@ -43,6 +43,20 @@ async def test_the_fix_beside_debris_earns_one(local: LocalSandbox) -> None:
     assert result.reward == 1.0
     assert set(result.dropped_paths) == {
         "conftest.py", "pyproject.toml", "tests/test_area.py", "pytest.py", "shapes/core.so", "_plug.py",
+    }  # fmt: skip
+
+
+async def test_what_can_hide_a_module_or_knows_of_tests_is_dropped(local: LocalSandbox) -> None:
+    """In folders at the top that are no package, since the project may have put these on the path."""
+    new = ("python/pluggy.py", "python/json.py", "shapes/iniconfig/x.py", "tools/x.py", "shapes/types.py")
+    patch = "".join(diff(path, None, "x = 1\n") for path in new)
+    patch += diff("reproduce.py", None, "import pytest\npytest.main()\n")
+    patch += diff("python/packaging/__init__.py", None, "") + diff("python/packaging/x.py", None, "x = 1\n")
+    result = await grade(SPEC, patch + GOLD, local)
+    assert (result.reward, result.reasons) == (1.0, ())
+    assert set(result.dropped_paths) == {
+        "python/pluggy.py", "python/json.py", "shapes/iniconfig/x.py", "reproduce.py",
+        "python/packaging/__init__.py", "python/packaging/x.py",
     }  # fmt: skip
 
 

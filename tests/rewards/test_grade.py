@@ -8,6 +8,7 @@ import pytest
 
 from rewards.errors import GraderError
 from rewards.grade import TIME_LIMIT, grade
+from rewards.policy import PatchPolicy
 from rewards.runner import run_tests
 from rewards.types import TestSpec
 from tests.rewards.project import (
@@ -226,3 +227,28 @@ async def test_fail_fast_options_of_the_project_do_not_hide_results(local: Local
     await local.write_file("/testbed/pytest.ini", b"[pytest]\naddopts = -x --maxfail=1 -vv\n")
     result = await grade(SPEC, GOLD, local)
     assert result.reward == 1.0
+
+
+PLUGINS = {
+    "stands for the call": (
+        "def pytest_pyfunc_call(pyfuncitem):\n    if 'area' in pyfuncitem.name:\n        return True\n"
+    ),
+    "exchanges the function": (
+        "def pytest_collection_modifyitems(items):\n"
+        "    for item in items:\n        if 'area' in item.name:\n            item.obj = dict\n"
+    ),
+    "takes the failure away": (
+        "import pytest\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport(item, call):\n"
+        "    report = (yield).get_result()\n    if 'area' in item.name:\n        report.outcome = 'passed'\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+async def test_a_plugin_in_the_product_does_not_pass_tests(name: str, local: LocalSandbox) -> None:
+    """Plugin projects load their own product for their tests; canaries have other names than tests."""
+    await local.write_file("/testbed/conftest.py", b"pytest_plugins = ['shapes.plugin']\n")
+    await local.write_file("/testbed/shapes/plugin.py", b"")
+    patch = diff("shapes/plugin.py", "", PLUGINS[name])
+    result = await grade(SPEC, patch, local, policy=PatchPolicy(lint=False))
+    assert (result.reward, result.tests_passed) == (0.0, False)
