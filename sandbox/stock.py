@@ -11,7 +11,7 @@ import os
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from sandbox.errors import SandboxError
+from sandbox.errors import SandboxError, SandboxStartError
 from sandbox.types import Backend, Sandbox, SandboxSpec
 
 logger = logging.getLogger(__name__)
@@ -43,9 +43,11 @@ class _Item:
 class Stock:
     """Belongs to one event loop. `await empty()` in the end, before the backend is left."""
 
-    def __init__(self, backend: Backend, *, most: int) -> None:
-        """`most` bounds what is open, or opening, and unused."""
+    def __init__(self, backend: Backend, *, most: int, start_timeout_s: float = 120.0) -> None:
+        """`most` bounds what is open, or opening, and unused. An opening that takes longer than
+        `start_timeout_s` has failed: nobody may be there to give it up."""
         self._backend = backend
+        self._start_timeout_s = start_timeout_s
         self._most = most
         self._items: dict[Hashable, list[_Item]] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -120,14 +122,18 @@ class Stock:
             raise errors[0]
 
     async def _opened(self, spec: SandboxSpec, session: bool) -> Sandbox:
-        sandbox = await self._backend.open(spec)
-        if session:
-            try:
-                await sandbox.prepare_session()
-            except BaseException:
-                await sandbox.close()
-                raise
-        return sandbox
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                sandbox = await self._backend.open(spec)
+                if session:
+                    try:
+                        await sandbox.prepare_session()
+                    except BaseException:
+                        await sandbox.close()
+                        raise
+                return sandbox
+        except TimeoutError as error:
+            raise SandboxStartError(f"did not open in {self._start_timeout_s:g} s") from error
 
     def _close_soon(self, item: _Item) -> None:
         self.counts.discarded += 1

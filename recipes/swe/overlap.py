@@ -40,12 +40,15 @@ _user: ContextVar[_User | None] = ContextVar("user of ready sandboxes", default=
 class ReadyBackend:
     """A backend with sandboxes in stock. Belongs to one event loop; enter it after the inner backend."""
 
-    def __init__(self, backend: Backend, *, most: int, spares: bool = True) -> None:
-        """`most` bounds what is open and unused; `spares`: open one for each rollout's grading."""
+    def __init__(
+        self, backend: Backend, *, most: int, spares: bool = True, start_timeout_s: float = 120.0
+    ) -> None:
+        """`most` bounds what is open and unused; `spares`: open one for each rollout's grading.
+        One that takes longer than `start_timeout_s` to open is given up."""
         self._backend = backend
         self._spares = spares
         self._most = most
-        self._stock = Stock(backend, most=most)
+        self._stock = Stock(backend, most=most, start_timeout_s=start_timeout_s)
         self._prepared: Counter[Hashable] = Counter()
         self._gradings: Counter[Hashable] = Counter()
         self._wanted: deque[SandboxSpec] = deque()

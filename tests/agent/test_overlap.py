@@ -279,6 +279,32 @@ async def test_letting_go_is_finished_although_it_is_cancelled() -> None:
     assert inner.live == 0
 
 
+class HangingBackend(SlowBackend):
+    """Never opens, and notes that it was told to stop trying."""
+
+    given_up = 0
+
+    async def open(self, spec: SandboxSpec) -> FakeSandbox:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.given_up += 1
+        raise AssertionError
+
+
+async def test_an_opening_that_hangs_holds_up_nobody() -> None:
+    inner = HangingBackend()
+    async with asyncio.timeout(OPENING_S * 10):
+        async with ReadyBackend(inner, most=4, start_timeout_s=OPENING_S) as ready:
+            ready.prepare([spec()] * 3)
+            await asyncio.sleep(0)
+            await ready.discard()
+            ready.prepare([spec()])
+            await asyncio.sleep(0)
+    assert inner.given_up == 4
+    assert ready.in_stock == 0
+
+
 async def test_without_spares_nothing_is_opened_that_nobody_asked_for() -> None:
     inner = SlowBackend()
     async with ReadyBackend(inner, most=8, spares=False) as ready, ready.user():
