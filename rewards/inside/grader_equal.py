@@ -164,6 +164,7 @@ def has_own_equality(cls):
 
 def is_from(cls, patched):
     """Whether a class may come from a patched file; one that is not found where it says it is from may."""
+    # Asked of the type of types: a metaclass may tell something else.
     if not type.__dict__["__flags__"].__get__(cls) & 1 << 9:  # Py_TPFLAGS_HEAPTYPE: of a class statement.
         return False
     found = module = sys.modules.get(cls.__module__)

@@ -44,9 +44,9 @@ class Sources:
         self.noted = {}
         self.real = {}
         self.problems = set()
+        self.patched = {os.path.realpath(os.path.join(self.root, path)) for path in patched}
         if patched:
-            paths = {os.path.realpath(os.path.join(self.root, path)) for path in patched}
-            self.same = Looker(paths, self.problems.add).same
+            self.same = Looker(self.patched, self.problems.add).same
         self._scan(self.root, False)
         for target in targets:
             path = os.path.join(self.root, target)

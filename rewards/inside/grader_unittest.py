@@ -16,6 +16,7 @@ import unittest
 import unittest.util
 
 from grader_channel import Done, Watch, announce, make_canary  # pyright: ignore
+from grader_equal import is_from  # pyright: ignore
 from grader_sources import Builtins, Sources  # pyright: ignore
 
 WATCHED = (
@@ -68,6 +69,8 @@ class Reporter:
             last = place + 1 == len(tests) or type(tests[place + 1]) is not cls
             if last and cls.__module__.split(".", 1)[0] not in ("unittest", "doctest"):
                 after[id(test)] = self.make_canary_of(cls)
+                if self.sources.patched and is_from(cls, self.sources.patched):
+                    self.sources.problems.add("a test that the product made: " + cls.__qualname__)
         self.rebuild(suite, after)
         self.order = [test.id() for test in flatten(suite)]
         for test in flatten(suite):

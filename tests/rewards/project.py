@@ -181,7 +181,7 @@ class LocalSandbox:
     """Not a sandbox: a folder that /testbed and /opt/grader are mapped into, for fast tests."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self._root = self.root = root
         self.commands: list[tuple[str, ...]] = []
 
     def _map(self, text: str) -> str:

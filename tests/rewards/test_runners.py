@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rewards.runner import run_spec
+from rewards.runner import RunOptions, run_spec
 from rewards.runners import delivery
 from rewards.types import TestSpec
 from tests.rewards.project import LocalSandbox
@@ -239,3 +239,34 @@ async def test_a_test_may_start_processes_in_any_way(local: LocalSandbox) -> Non
     run = await run_spec(TestSpec((sys.executable, "-m", "pytest"), ids, (), 60), local)
     assert run.problems == (), run.output.decode()
     assert [run.status(test_id) for test_id in ids] == ["passed", "passed", "passed"]
+
+
+FORGED = """\
+
+
+def load_tests(loader, tests, pattern):
+    import unittest
+
+    class Plain(unittest.TestCase):
+        def id(self):
+            return "shapes.tests.test_unit.Plain." + self._testMethodName
+
+        def test_wrong(self):
+            pass
+
+    return unittest.TestSuite([Plain("test_wrong")])
+"""
+
+
+async def test_tests_that_the_product_makes_do_not_count(local: LocalSandbox) -> None:
+    """`discover` asks packages for their tests, and these may call themselves as they like."""
+    package = local.root / "testbed/shapes"
+    package.joinpath("__init__.py").write_text(package.joinpath("__init__.py").read_text() + FORGED)
+    await local.write_file("/testbed/shapes/tests/__init__.py", b"")
+    await local.write_file("/testbed/shapes/tests/test_unit.py", UNIT.encode())
+    test_id = "shapes.tests.test_unit.Plain.test_wrong"
+    command = (sys.executable, "-m", "unittest", "discover")
+    spec = TestSpec(command, (test_id,), (), 60, runner="unittest")
+    run = await run_spec(spec, local, RunOptions(patched=("shapes/__init__.py",)))
+    assert run.status(test_id) == "passed"
+    assert any("that the product made" in problem for problem in run.problems)
