@@ -10,12 +10,11 @@ has the same magic number), and as source for all others. Speaks Python 3.6 and 
 import os
 import sys
 
-# With `-c` the current folder comes first, and that is the project's: nothing may be imported from it yet.
-sys.path[:] = [place for place in sys.path if place]
-
 
 def boot():
     """Loads the modules in their order and gives the request to the supervisor."""
+    # With `-c` the current folder comes first, and that is the project's: nothing may be imported from it yet.
+    sys.path[:] = [place for place in sys.path if place]
     import binascii
     import json
     import marshal
@@ -44,4 +43,5 @@ def boot():
     sys.modules["grader_run"].main(request, vault)
 
 
-boot()
+if __name__ == "__main__":
+    boot()
