@@ -13,7 +13,7 @@ import sys
 
 def boot():
     """Loads the modules in their order and gives the request to the supervisor."""
-    # With `-c` the current folder comes first, and that is the project's: nothing may be imported from it yet.
+    # With `-c` the current folder comes first, and that is the project's: nothing is to be imported from it.
     sys.path[:] = [place for place in sys.path if place]
     import binascii
     import json

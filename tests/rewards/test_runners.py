@@ -270,3 +270,11 @@ async def test_tests_that_the_product_makes_do_not_count(local: LocalSandbox) ->
     run = await run_spec(spec, local, RunOptions(patched=("shapes/__init__.py",)))
     assert run.status(test_id) == "passed"
     assert any("that the product made" in problem for problem in run.problems)
+
+
+async def test_the_runner_imports_nothing_from_the_project(local: LocalSandbox) -> None:
+    for name in ("json", "binascii", "marshal", "grader_channel", "ctypes", "signal"):
+        await local.write_file(f"/testbed/{name}.py", b"raise SystemExit('imported from the project')\n")
+    test_id = "tests/test_area.py::test_zero[plain]"
+    run = await run_spec(TestSpec((sys.executable, "-m", "pytest"), (test_id,), (), 60), local)
+    assert (run.problems, run.status(test_id)) == ((), "passed"), run.output.decode()
