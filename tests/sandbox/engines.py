@@ -96,6 +96,8 @@ def docker(home: Path) -> Iterator[tuple[str, ...]]:
         except subprocess.TimeoutExpired:
             os.killpg(daemon.pid, signal.SIGKILL)
             daemon.wait()
+        # The daemon mounts this folder on itself and does not always take that back.
+        subprocess.run(["umount", "-l", home / "data"], capture_output=True, check=False)
 
 
 def try_it(command: tuple[str, ...], home: Path) -> None:
