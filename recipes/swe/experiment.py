@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.backends.skyrl_train.inference_servers.utils import resolve_policy_model_name
-from skyrl.train import fully_async_trainer
+from skyrl.train import evaluate, fully_async_trainer
 from skyrl.train import trainer as trainer_module
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.entrypoints.main_base import BasePPOExp
@@ -177,8 +177,8 @@ def skyrl_config(settings: Mapping[str, Any]) -> SkyRLTrainConfig:
 
 
 def without_progress_bar() -> None:
-    """Take the bar out of SkyRL's trainer: we print a line per step instead."""
-    for module in (trainer_module, fully_async_trainer):
+    """Take the bars out of SkyRL's trainers: we print a line per step instead."""
+    for module in (trainer_module, fully_async_trainer, evaluate):
         module.tqdm = partial(tqdm, disable=True)
 
 
