@@ -90,10 +90,9 @@ def _heads_first(root: Path, names: Sequence[str]) -> tuple[list[str], list[str]
     heads: dict[str, str] = {}
     for name in sorted(names):
         alike = likeness(read_info(root, name))
-        heads.setdefault(alike or name, name)
-    return [name for name in names if name in heads.values()], [
-        name for name in names if name not in heads.values()
-    ]
+        heads.setdefault(f"like {alike}" if alike else name, name)
+    first = set(heads.values())
+    return [name for name in names if name in first], [name for name in names if name not in first]
 
 
 def portable(key: str, record: EnvRecord) -> EnvRecord:

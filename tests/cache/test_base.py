@@ -36,7 +36,10 @@ def make_task(root: Path, key: str, repo: str = "repo-00") -> None:
         (content / "testbed" / ".git").mkdir(parents=True)
         (content / "testbed" / ".git" / "pack").write_bytes(pack)
         (content / "testbed" / "key").write_text(key)
-    publish_env(root, key, EnvRecord((f"task-{key}",), "", "3.12.1", f"digest of {key}"))
+    with publish_layer(root, repo, {"kind": "repo"}) as content:
+        if content is not None:
+            (content / "file").write_text(repo)
+    publish_env(root, key, EnvRecord((f"task-{key}", repo), "", "3.12.1", f"digest of {key}"))
 
 
 def quiet(_line: str) -> None:
@@ -87,8 +90,10 @@ def test_a_node_reads_the_base_from_the_store_or_where_it_has_it(tmp_path: Path)
     store = pushed(tmp_path)
     cache = EnvCache(tmp_path / "node", store=store)
     cache.ensure(EnvSpec("two"))
-    assert sorted(store.opened) == ["task-one", "task-two"]
-    assert visible(tmp_path / "node") == ["task-two"] and is_whole(tmp_path, tmp_path / "node", "two")
+    assert sorted(store.opened) == ["repo-00", "task-one", "task-two"]
+    assert visible(tmp_path / "node") == ["repo-00", "task-two"] and is_whole(
+        tmp_path, tmp_path / "node", "two"
+    )
     cache.ensure(EnvSpec("one"))
     store.opened.clear()
     env = cache.ensure(EnvSpec("three"))
@@ -128,7 +133,7 @@ def test_a_lost_base_is_told_and_mended(tmp_path: Path, capsys: pytest.CaptureFi
     assert visible(tmp_path / "node") == []
     in_store = ("verify", "--in-store", "--store", store.url)
     status, out = run(capsys, *in_store, "--repair")
-    assert status == 1 and "3 layers verified, 3 damaged" in out
+    assert status == 1 and "4 layers verified, 3 damaged" in out
     assert "task-two: it is packed against task-one, which" in out
     push_envs(tmp_path / "built", KEYS, store, say=quiet)
     assert run(capsys, *in_store)[0] == 0
@@ -144,6 +149,7 @@ def test_differences_of_differences_are_followed(tmp_path: Path) -> None:
     push_envs(tmp_path / "built", ["four"], store, say=quiet)
     push_envs(tmp_path / "built", ["one"], store, say=quiet)
     base = {name: getattr(store.manifest(name), "base", None) for name in store.names("layers")}
+    assert base.pop("repo-00") == ""
     assert base == {
         "task-one": "task-four",
         "task-two": "task-one",
@@ -158,7 +164,7 @@ def test_an_export_takes_the_base_along(tmp_path: Path, capsys: pytest.CaptureFi
     store = pushed(tmp_path)
     assert run(capsys, "export", "--store", store.url, "--out", tmp_path / "out", "three")[0] == 0
     out = Store(str(tmp_path / "out"))
-    assert out.names("layers") == ["task-one", "task-three"] and out.names("envs") == ["three"]
+    assert out.names("layers") == ["repo-00", "task-one", "task-three"] and out.names("envs") == ["three"]
     EnvCache(tmp_path / "node", store=out).ensure(EnvSpec("three"))
     assert is_whole(tmp_path, tmp_path / "node", "three")
 
