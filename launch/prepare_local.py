@@ -46,10 +46,8 @@ async def run_local(
         labels = {f"{project.name} {project.version}" for project in projects.values()}
         with View(console, environments=len(names), tasks=len(bugs)) as view:
 
-            def progress(what: str, status: str) -> None:
-                good = status in ("valid", "built")
-                kind = "env" if what in labels else "task"
-                view.show(Event(kind, what, status if good or kind == "task" else "build_error", status))
+            def progress(what: str, status: str, why: str) -> None:
+                view.show(Event("env" if what in labels else "task", what, status, why))
 
             report = await prepare(projects, bugs, options, backend, progress)
         if not plan.validate:

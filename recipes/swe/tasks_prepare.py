@@ -73,8 +73,8 @@ class Report:
         return dict(counts)
 
 
-type Progress = Callable[[str, str], None]
-"""Called with (what, status) when a project is built or a bug judged."""
+type Progress = Callable[[str, str, str], None]
+"""Called with (what, status, why) when a project is built or a bug judged."""
 
 
 async def prepare(
@@ -96,7 +96,10 @@ async def prepare(
             return Verdict(bug.instance_id, "build_error", broken[bug.project])
         async with gate:
             outcome = await _judge(validator, projects[bug.project], bug)
-        progress(bug.instance_id, outcome if isinstance(outcome, str) else outcome.status)
+        if isinstance(outcome, str):
+            progress(bug.instance_id, "error", outcome)
+        else:
+            progress(bug.instance_id, outcome.status, outcome.reason)
         return outcome
 
     async with asyncio.TaskGroup() as group:
@@ -122,7 +125,8 @@ async def _build(
             await builder.env(project)
         except (BuildError, FetchError, *INFRASTRUCTURE_ERRORS) as error:
             broken[project.name] = str(error)
-        progress(f"{project.name} {project.version}", broken.get(project.name, "built"))
+        fault = broken.get(project.name, "")
+        progress(f"{project.name} {project.version}", "build_error" if fault else "built", fault)
     return broken
 
 

@@ -122,11 +122,14 @@ async def test_project_and_venv_are_used_in_place(cache: Path) -> None:
         assert (await sandbox.exec(["test", "-f", cached], timeout_s=20)).exit_status == 0
 
 
-def test_chance_is_no_task_and_is_judged_again(workshop: Workshop, tmp_path: Path) -> None:
+def test_chance_is_no_task_and_is_judged_again(
+    workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     overrides = workshop.overrides(workshop.seeded(tmp_path), f"bugs_file={workshop.folder}/flaky.yaml")
     assert command.main(overrides) == 1  # fewer than min_tasks
     status, reason = report(tmp_path)["chanceaa"]
     assert status == "flaky" and "test_chance[" in reason
+    assert f"chanceaa: flaky: {reason}" in capsys.readouterr().err
     assert not list(tmp_path.glob("tasks/verdicts/*")) and not list(tmp_path.glob("envs/*"))
 
 
