@@ -30,7 +30,7 @@ def stopped_by(result: RewardResult) -> str:
     if result.reward:
         return "REWARD"
     if not result.tests_passed and not any(reason.startswith("suspicious") for reason in result.reasons):
-        if "the test" in " ".join(result.reasons) or "canar" in " ".join(result.reasons):
+        if any(word in " ".join(result.reasons) for word in ("the test", "canar", "equals anything")):
             return "runner"
         return "dropped" if result.dropped_paths else "tests"
     return "tests and lint" if not result.tests_passed else "lint only"
