@@ -115,13 +115,14 @@ async def many_sessions_at_once(backend: Backend) -> None:
 @check()
 async def a_prepared_session_is_a_session(backend: Backend) -> None:
     """It starts where and as any other does, and is given out once."""
-    async with await backend.open(SandboxSpec(workdir="/tmp")) as sandbox:
+    # A directory that has this name also where the sandbox has no root of its own.
+    async with await backend.open(SandboxSpec(workdir="/usr")) as sandbox:
         for _ in range(2):
             await sandbox.prepare_session()
             first, second = await sandbox.open_session(), await sandbox.open_session()
-            expect_result(await first.run("pwd; cd /; mine=1", timeout_s=PLENTY_S), 0, b"/tmp\n", "prepared")
+            expect_result(await first.run("pwd; cd /; mine=1", timeout_s=PLENTY_S), 0, b"/usr\n", "prepared")
             result = await second.run('pwd; echo "${mine-none}"', timeout_s=PLENTY_S)
-            expect_result(result, 0, b"/tmp\nnone\n", "the one after it")
+            expect_result(result, 0, b"/usr\nnone\n", "the one after it")
             expect(not await second.jobs(), "nothing runs")
 
 
