@@ -103,6 +103,6 @@ class SourceTask:
     targets: tuple[str, ...] = ()
     """What to run, see `rewards.types`; empty: what the ids name."""
     image_name: str = ""
-    """Container image of the data set, noted only: it holds neither bug nor repository as a task needs them."""
+    """Container image of the data set, noted only: bug and repository are not in it as a task needs them."""
     timeout_s: float = 300.0
     """Wall-clock limit of one test run."""
