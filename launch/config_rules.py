@@ -17,6 +17,7 @@ def broken_rules(plain: Section) -> list[str]:
         *_sandbox(plain["sandbox"]),
         *_cluster(plain["cluster"], plain["trainer"]),
         *_gpu_division(plain),
+        *_micro_batches(plain),
         *_asynchronous(plain),
         *_tasks(plain),
     ]
@@ -108,6 +109,32 @@ def _gpu_division(plain: Section) -> list[str]:
         training = nodes * train
         errors.append(f"trainer.sequence_parallel: {sequence} does not divide the {training} GPUs that train")
     return errors + _heads(plain["policy"], tensor, sequence)
+
+
+def _micro_batches(plain: Section) -> list[str]:
+    """A process trains its share of a mini-batch in micro-batches of one size."""
+    trainer = _skyrl_trainer(plain)
+    placement, policy = trainer.get("placement", {}), trainer.get("policy", {})
+    keys = (
+        (placement, "policy_num_nodes", 1),
+        (placement, "policy_num_gpus_per_node", 1),
+        (policy, "sequence_parallel_size", 1),
+        (trainer, "policy_mini_batch_size", plain["trainer"]["prompts_per_step"]),
+        (trainer, "micro_train_batch_size_per_gpu", 1),
+    )
+    numbers = [section.get(key, usual) for section, key, usual in keys if isinstance(section, Mapping)]
+    if len(numbers) < len(keys) or not all(isinstance(number, int) and number > 0 for number in numbers):
+        return []  # told with their types
+    nodes, gpus, sequence, prompts, micro = numbers
+    ranks = max(1, nodes * gpus // sequence)
+    rows = prompts * plain["trainer"]["rollouts_per_prompt"] // ranks
+    if rows and rows % micro == 0:
+        return []
+    return [
+        f"skyrl.trainer.micro_train_batch_size_per_gpu: {micro} does not divide the {rows} rollouts of a "
+        f"mini-batch that each of {ranks} training process(es) gets (trainer.prompts_per_step x "
+        "trainer.rollouts_per_prompt / processes)"
+    ]
 
 
 def _heads(policy: Section, tensor: int, sequence: int) -> list[str]:

@@ -241,3 +241,12 @@ def test_a_reward_that_makes_no_sense_is_refused_at_start_up():
         load_config(["+recipe=cpu_demo", "reward.test_timeout_s=900", *rules])
     for key in ("reward.test_timeout_s: is more", "reward.store: needs", "reward.length_penalty: with"):
         assert key in str(caught.value)
+
+
+def test_a_mini_batch_that_does_not_divide_is_told_before_anything_starts():
+    with pytest.raises(ConfigError) as caught:
+        load_config(["+recipe=cpu_demo", "trainer.prompts_per_step=2", "trainer.rollouts_per_prompt=2"])
+    (line,) = caught.value.errors
+    assert line.startswith("skyrl.trainer.micro_train_batch_size_per_gpu: 8 does not divide the 4 rollouts")
+    fits = "skyrl.trainer.micro_train_batch_size_per_gpu=4"
+    load_config(["+recipe=cpu_demo", "trainer.prompts_per_step=2", "trainer.rollouts_per_prompt=2", fits])
