@@ -149,7 +149,7 @@ async def test_code_that_stops_itself_pays_with_a_0(layers: SandboxSpec) -> None
     code = "\nimport os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n"
     patch = GOLD + edit("shapes/__init__.py", INIT + code)
     async with MiniBackend() as backend:
-        result = await judged(backend, patch, layers, faults=faults, timeout_s=2.0)
+        result = await judged(backend, patch, layers, faults=faults, timeout_s=4.0)
     assert (result.reward, result.gradings) == (0.0, 2)
     assert faults["runner_died_counted_as_0"] == 1
 
