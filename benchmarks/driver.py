@@ -132,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
                 ("the same, the last 5 observations kept", ELIDED),
                 ("150 turns and 16,000 tokens", LONG),
             ):
-                good &= overhead(what, made_up, steps=4, step_s=arguments.step_seconds)
+                good &= overhead(what, made_up, steps=3, step_s=arguments.step_seconds)
         if arguments.only != "overhead":
             good &= memory(arguments.steps)
     finally:
