@@ -140,6 +140,7 @@ def make_loop(
     steps: int,
     update_s: float,
     overlap: bool = True,
+    seed: int = 0,
     step_wise: bool = False,
 ) -> tuple[SyncTrainer, TimedTracking]:
     """The trainer, ready for `train()`, and its tracker."""
@@ -154,7 +155,7 @@ def make_loop(
         train_dataset=TaskDataset(tasks),  # type: ignore[arg-type]
         inference_engine_client=SimpleNamespace(teardown=partial(asyncio.sleep, 0)),  # type: ignore[arg-type]
         generator=SweGenerator(
-            fanout, by_id, seed=0, pad_token_id=PAD, step_wise=step_wise, observers=[recorder]
+            fanout, by_id, seed=seed, pad_token_id=PAD, step_wise=step_wise, observers=[recorder]
         ),
     )
     trainer.dispatch = PacedWorkers(update_s)
