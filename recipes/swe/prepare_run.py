@@ -26,7 +26,7 @@ from recipes.swe.prepare_check import Checker, Finding, conclude
 from recipes.swe.prepare_select import Selection
 from recipes.swe.prepare_store import StatusStore
 from recipes.swe.prepare_stress import cpu_stress
-from recipes.swe.prepare_types import Event, Outcome, PrepareRequest, Watch
+from recipes.swe.prepare_types import CALM, Event, Outcome, PrepareRequest, Watch
 from recipes.swe.tasks_fetch import FetchError
 from rewards.errors import GraderError
 from sandbox.cache import EnvRecord, env_path, open_record, read_record
@@ -41,8 +41,6 @@ ATTEMPTS = 2
 OUR_FAULTS = (SandboxError, FetchError, OSError)
 _OF_THE_ROW = ("patch", "task", "start")
 """Faults of grading that another try would meet again."""
-_CALM = ":calm"
-"""After the digest of the inputs: the runs in peace are done and passed, those under stress are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ class Preparation:
             known = self._known(task, selection)
             if known is None:
                 groups[task.env_key, repr(task.build)].append(task)
-            elif known.inputs.endswith(_CALM):
+            elif not known.settled:
                 calm.append(self._reopened(task, known))
             else:
                 self._done(known, known=True)
@@ -104,7 +102,7 @@ class Preparation:
         known = self._store.get(task.instance_id)
         if known is None or not known.lasting or selection.again(known):
             return None
-        if known.inputs.removesuffix(_CALM) != self._inputs(task):
+        if known.inputs.removesuffix(CALM) != self._inputs(task):
             return None
         if known.status == "passed":
             try:
@@ -209,7 +207,7 @@ class Preparation:
         checked = conclude(findings)
         outcome = Outcome(
             ready.task.instance_id, ready.task.repo, checked.status, checked.reason,
-            inputs=ready.inputs + (_CALM if calm else ""), lasting=checked.lasting,
+            inputs=ready.inputs + (CALM if calm else ""), lasting=checked.lasting,
             duration_s=round(time.monotonic() - started, 3), digest=ready.record.digest,
             plugins=ready.plugins,
         )  # fmt: skip

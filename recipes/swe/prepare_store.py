@@ -50,10 +50,11 @@ class StatusStore:
         return self.folder / "logs" / f"{safe_key(instance_id)}.log"
 
     def all(self) -> Iterator[Outcome]:
-        """All that is known, by id."""
+        """All that is known for good, by id: not what an interrupted run has still to run under stress."""
         found = (_read(path) for path in (self.folder / "status").glob("*.json"))
         yield from sorted(
-            (outcome for outcome in found if outcome is not None), key=lambda one: one.instance_id
+            (outcome for outcome in found if outcome is not None and outcome.settled),
+            key=lambda one: one.instance_id,
         )
 
     def with_earlier(self, tasks: Sequence[SourceTask], outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -62,7 +63,7 @@ class StatusStore:
         found: list[Outcome] = []
         for task in tasks:
             row = now.pop(task.instance_id, None) or self.get(task.instance_id)
-            if row is not None:
+            if row is not None and row.settled:
                 found.append(row)
         return [*found, *now.values()]
 

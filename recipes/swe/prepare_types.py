@@ -50,6 +50,10 @@ class PrepareRequest:
     """How tasks are validated."""
 
 
+CALM = ":calm"
+"""After the digest of the inputs: the runs in peace are done and passed, those under stress are not."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of one row."""
@@ -72,6 +76,11 @@ class Outcome:
     """Of its environment, when one was built."""
     plugins: tuple[str, ...] = ()
     """pytest plugins of its environment."""
+
+    @property
+    def settled(self) -> bool:
+        """False for a task that passed in peace and has still to run under stress."""
+        return not self.inputs.endswith(CALM)
 
 
 @dataclass(frozen=True, slots=True)

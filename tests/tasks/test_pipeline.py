@@ -20,6 +20,7 @@ from recipes.swe.build_env import EnvBuilder
 from recipes.swe.dataset_types import SourceTask
 from recipes.swe.prepare_check import Checker, Finding
 from recipes.swe.prepare_store import StatusStore
+from recipes.swe.prepare_types import CALM, Outcome
 from recipes.swe.tasks import load_rows, load_tasks
 from recipes.swe.tasks_patch import make_patch, reverse_patch
 from sandbox.cache import EnvCache, layer_dir
@@ -432,3 +433,14 @@ def test_stress_is_over_after_the_block() -> None:
         return len(inside), len(set(mine.read_text().split()) - before)
 
     assert asyncio.run(children()) == (3, 0)
+
+
+def test_what_was_not_run_under_stress_yet_is_neither_reported_nor_exported(tmp_path: Path) -> None:
+    """An interrupted run has such rows; the next run goes on with them."""
+    store = StatusStore(tmp_path, "tiny")
+    store.put(Outcome("a__a.1", "a/a", "passed", "", inputs="1" + CALM))
+    store.put(Outcome("a__a.2", "a/a", "passed", "", inputs="2"))
+    assert [one.instance_id for one in store.all()] == ["a__a.2"]
+    assert [one.instance_id for one in store.with_earlier([], list(store.all()))] == ["a__a.2"]
+    known = store.get("a__a.1")
+    assert known is not None and not known.settled
