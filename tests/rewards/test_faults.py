@@ -1,9 +1,10 @@
 """Sandboxes and programs of ours that fail: never a reward, and never a 0 of the patch's."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,18 +25,9 @@ class Broken(LocalSandbox):
         if self._left < 0:
             raise ConnectionError("the helper is gone")
 
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        stdin: bytes = b"",
-        output_limit_bytes: int | None = None,
-    ) -> LocalResult:
+    async def exec(self, argv: Sequence[str], **options: Any) -> LocalResult:
         self._step()
-        return await super().exec(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin)
+        return await super().exec(argv, **options)
 
     async def read_file(self, path: str, *, limit_bytes: int = 16 << 20) -> bytes:
         self._step()
@@ -51,19 +43,10 @@ class Unfit(LocalSandbox):
 
     end = LocalResult(b"", None, True)
 
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        stdin: bytes = b"",
-        output_limit_bytes: int | None = None,
-    ) -> LocalResult:
+    async def exec(self, argv: Sequence[str], **options: Any) -> LocalResult:
         if argv[0] == "git":
             return self.end
-        return await super().exec(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin)
+        return await super().exec(argv, **options)
 
 
 @pytest.mark.parametrize(

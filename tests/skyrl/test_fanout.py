@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from ray.cluster_utils import Cluster
 
 from recipes.swe.fanout import DEATHS, Fanout
@@ -17,26 +16,16 @@ from recipes.swe.placement import ROLLOUTS, PlacementError, ranked, wait_for_nod
 from recipes.swe.types import Rollout, RolloutRequest
 from recipes.swe.wire import pack, unpack
 from tests.skyrl.fake_runner import make_request, make_task, make_trajectory
+from tests.skyrl.two_raylets import two_raylets
 
 FACTORY = "tests.skyrl.fake_runner:open_fake_runner"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Two raylets on this machine."""
-    store = {"object_store_memory": 80 << 20, "num_cpus": 1, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=store)
-    cluster.add_node(**store)
-    ray.init(
-        address=cluster.address,
-        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
-        log_to_driver=False,
-        logging_level="error",
-    )
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with two_raylets(cpus=1) as cluster:
+        yield cluster
 
 
 type Use = Callable[[Fanout], Coroutine[Any, Any, None]]

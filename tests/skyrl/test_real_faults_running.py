@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-import ray
 from ray.cluster_utils import Cluster
 
 from benchmarks.loop import make_loop
@@ -30,8 +29,8 @@ from tests.skyrl.bandit import BanditPolicy, LearningWorkers, Weights
 from tests.skyrl.chosen import injected
 from tests.skyrl.policy_server import PolicyServer
 from tests.skyrl.real_faults import FAULTS, make_cache
+from tests.skyrl.two_raylets import ROOT, two_raylets
 
-ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache"
 TASKS = CACHE / "tasks" / "local.jsonl"
 FACTORY = "tests.skyrl.real_faults:open_broken_runner"
@@ -47,18 +46,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Two raylets on this machine."""
-    store = {"object_store_memory": 80 << 20, "num_cpus": 2, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=store)
-    cluster.add_node(**store)
-    ray.init(
-        address=cluster.address,
-        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
-        log_to_driver=False,
-        logging_level="error",
-    )
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with two_raylets(cpus=2) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
