@@ -83,13 +83,15 @@ class Checker:
         self._settings = settings
         self._grader = open_grader(None, cached=False)  # it measures, and believes no older verdict
 
-    async def repeat(
-        self, task: SourceTask, record: EnvRecord, plugins: Sequence[str], bare: bool = True
-    ) -> Finding:
-        """One repeat; `bare`: with the run without a patch. Raises SandboxError and GraderError."""
+    async def repeat(self, task: SourceTask, record: EnvRecord, plugins: Sequence[str]) -> Finding:
+        """One repeat, without a patch and with the gold one. Raises SandboxError and GraderError.
+
+        Without a patch each time: a test that draws at random what it checks may pass beside the bug one time
+        in ten, and then any edit earns 1 as often.
+        """
         env = open_record(self._root, task.instance_id, record)
         tests = tests_of(from_source(task, test_command=test_command(task, plugins)))
-        before = await self._before(tests, env) if bare else Finding("passed", "", "")
+        before = await self._before(tests, env)
         if before.status != "passed":
             return before
         case = case_of(tests, env, self._backend, self._settings.limits)

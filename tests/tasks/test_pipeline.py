@@ -170,6 +170,24 @@ def test_every_row_has_its_status_and_its_log(prepared: tuple[Path, Path]) -> No
     assert "with the gold patch" in logs.log_path("good").read_text()
 
 
+def test_a_bug_that_tests_find_only_by_chance_is_no_task(workshop: Workshop, tmp_path: Path) -> None:
+    """Each repeat looks whether it fails without the fix, those under stress too."""
+    cache, rows = workshop.seeded(tmp_path / "cache"), write_rows(tmp_path, [row("luck")])
+    really = Checker._before  # pyright: ignore[reportPrivateUsage]
+    calls: list[None] = []
+
+    async def lucky(self: Checker, *rest: Any) -> Finding:
+        calls.append(None)
+        return Finding("failed", "passes", "") if len(calls) == 4 else await really(self, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checker, "_before", lucky)
+        more = ("check.repeats=1", "check.stress_repeats=4")
+        assert command.main(arguments(workshop, cache, rows, *more)) == 1
+    (found,) = StatusStore(cache, "tiny").all()
+    assert found.status == "flaky" and found.reason == "of 5 repeats 1 failed, 4 passed: passes"
+
+
 def test_what_passed_is_ready_for_training(prepared: tuple[Path, Path]) -> None:
     cache, _ = prepared
     file = cache / "tasks" / "tiny.jsonl"
