@@ -36,6 +36,7 @@ from sandbox.container_start import (
 from sandbox.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxUnavailableError
 from sandbox.handle import owner_directory, record_plain_owner
 from sandbox.mini import default_state_dir
+from sandbox.program import run_program
 from sandbox.stage import make_skeleton
 from sandbox.types import SandboxSpec
 
@@ -211,13 +212,12 @@ class ContainerBackend:
         """Copy what another container wrote into the upper directory of one that has not started yet, marks
         and owners as they are. No link is followed; the other one's processes are stopped."""
         found = (await self._engine.inspect("container", name))["GraphDriver"]["Data"]["UpperDir"]
-        copying = await asyncio.create_subprocess_exec(
-            "cp", "--archive", "--reflink=auto", "--sparse=always", "--", f"{upper}/.", str(found),
-            stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        _, problem = await copying.communicate()
-        if copying.returncode != 0:
-            raise SandboxStartError(f"copying the files: {problem.decode('utf-8', 'replace')[-300:].strip()}")
+        words = ("cp", "--archive", "--reflink=auto", "--sparse=always", "--", f"{upper}/.", str(found))
+        done = await run_program(words)
+        if done.status != 0:
+            raise SandboxStartError(
+                f"copying the files: {done.problem.decode('utf-8', 'replace')[-300:].strip()}"
+            )
 
     def _limits(self, spec: SandboxSpec) -> list[str]:
         limits = spec.limits

@@ -1,11 +1,10 @@
-"""The command line of docker or podman, as asyncio subprocesses.
+"""The command line of docker or podman.
 
 Only what both understand in the same way is used. An engine that fails is our fault or the machine's, so it
 raises `SandboxError`s with what it said. Nothing a command inside did ever passes through here: programs in a
 container are started by our own first process (`sandbox.container_init`), never by `exec` of the engine.
 """
 
-import asyncio
 import json
 import os
 import resource
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
 from sandbox.errors import SandboxError, SandboxStartError, SandboxUnavailableError
+from sandbox.program import run_program
 
 EngineName = Literal["docker", "podman"]
 LABEL = "minisandbox"
@@ -50,41 +50,17 @@ class Engine:
 
     async def call(self, words: Sequence[str], *, feed: Callable[[BinaryIO], None] | None = None) -> str:
         """What it prints. `feed` writes its standard input, in a thread. Raises SandboxError."""
-        read_end, write_end = os.pipe2(os.O_CLOEXEC) if feed else (-1, -1)
+        limit_s = None if feed else _CALL_TIMEOUT_S
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self._program,
-                *words,
-                stdin=read_end if feed else asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for the owner to act on
-            )
+            done = await run_program([*self._program, *words], feed=feed, timeout_s=limit_s)
+        except TimeoutError as error:
+            raise SandboxError(f"{self.name} {words[0]} took more than {limit_s:g} s") from error
         except OSError as error:
-            for fd in (read_end, write_end):
-                if fd >= 0:
-                    os.close(fd)
-            raise SandboxError(f"{self._program[0]}: {error.strerror}") from error
-        feeding = asyncio.ensure_future(asyncio.to_thread(_feed, feed, read_end, write_end)) if feed else None
-        try:
-            async with asyncio.timeout(None if feed else _CALL_TIMEOUT_S):
-                output, problem = await process.communicate()
-        except BaseException as error:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-            if isinstance(error, TimeoutError):
-                raise SandboxError(f"{self.name} {words[0]} took more than {_CALL_TIMEOUT_S:g} s") from error
-            raise
-        finally:
-            if feeding is not None:
-                await asyncio.wait((feeding,))
-        if process.returncode != 0:
-            text = problem.decode("utf-8", "replace").strip()[-600:]
+            raise SandboxError(f"{self._program[0]}: {error.strerror or error}") from error
+        if done.status != 0:
+            text = done.problem.decode("utf-8", "replace").strip()[-600:]
             raise SandboxError(f"{self.name} {words[0]}: {text}")
-        if feeding is not None:
-            feeding.result()
-        return output.decode("utf-8", "replace")
+        return done.output.decode("utf-8", "replace")
 
     async def inspect(self, kind: Literal["image", "container"], name: str) -> dict[str, Any]:
         """What the engine knows of it. Raises SandboxError."""
@@ -151,12 +127,3 @@ class Engine:
             raise SandboxStartError(f"{source}: no such file or directory")
         words = f"type=bind,source={source},target={target}"
         return ["--mount", words if writable else words + ",readonly"]
-
-
-def _feed(feed: Callable[[BinaryIO], None], read_end: int, write_end: int) -> None:
-    os.close(read_end)
-    try:
-        with open(write_end, "wb") as file:
-            feed(file)
-    except BrokenPipeError:
-        return  # the engine says why it stopped reading
