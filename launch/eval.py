@@ -25,6 +25,7 @@ from launch.config_compose import ConfigError
 from launch.config_eval import load_eval_config
 from launch.exit_codes import BAD_CONFIG, FAILED, INTERRUPTED, OK, UNUSABLE_MACHINE
 from launch.run_registry import plan_run, save_config, saved_config, write_owner
+from launch.sandbox_check import sandbox_fault
 from launch.tracker import tracker_environment
 from recipes.cpu.server import ServerError
 from recipes.report.evaluation import Evaluation, evaluate_rows, evaluation_text
@@ -55,13 +56,10 @@ def main(argv: list[str] | None = None) -> int:
     if config["dry_run"]:
         print(yaml.safe_dump(config, sort_keys=False))
         return OK
-    if config["sandbox"]["kind"] == "mini":
-        from sandbox.probe import unusable_reason
-
-        unusable = unusable_reason(Path(config["paths"]["cache_dir"]))
-        if unusable is not None:
-            print(f"launch/eval.py: this machine cannot open sandboxes: {unusable}", file=sys.stderr)
-            return UNUSABLE_MACHINE
+    unusable = sandbox_fault(config)
+    if unusable is not None:
+        print(f"launch/eval.py: this machine cannot open sandboxes: {unusable}", file=sys.stderr)
+        return UNUSABLE_MACHINE
     from recipes.swe.checkpoint_model import find_model, tokenizer_fault
 
     fault = tokenizer_fault(find_model(config["model"]))

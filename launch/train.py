@@ -1,6 +1,6 @@
 """Trains: `python launch/train.py +recipe=cpu_demo`, or with `dry_run=true` says what it would take.
 
-Order matters here: the configuration is checked whole (exit 2), then the kernel (exit 3), then what
+Order matters here: the configuration is checked whole (exit 2), then the kernel or engine (exit 3), then what
 dead runs left behind is removed, and only then is anything heavy loaded and the training started
 (recipes.swe.experiment). Whatever way it ends, processes and temporary folders of the run are gone
 when this command returns; after a SIGKILL the next start sees to it.
@@ -21,6 +21,7 @@ from launch.config_compose import ConfigError
 from launch.config_validate import load_config, missing_here
 from launch.exit_codes import BAD_CONFIG, FAILED, INTERRUPTED, OK, TERMINATED, UNUSABLE_MACHINE
 from launch.run_registry import RunPlan, plan_run, save_config, write_owner
+from launch.sandbox_check import sandbox_fault
 from launch.tracker import tracker_environment
 from recipes.report.metrics import FILE_NAME
 
@@ -52,10 +53,11 @@ def _checked_run(overrides: list[str]) -> int:
     missing = missing_here(config)
     if missing:
         raise ConfigError(missing)
-    unusable = _kernel_fault(config)
+    unusable = sandbox_fault(config)
     if unusable is not None:
         print(f"launch/train.py: this machine cannot open sandboxes: {unusable}", file=sys.stderr)
-        print("python launch/doctor.py shows all that was tried", file=sys.stderr)
+        if config["sandbox"]["kind"] == "mini":
+            print("python launch/doctor.py shows all that was tried", file=sys.stderr)
         return UNUSABLE_MACHINE
     plan = plan_run(Path(config["paths"]["runs_dir"]), config["run_name"], config["resume"], config)
     if plan.run_name != config["run_name"] or plan.resume_step is not None:
@@ -63,16 +65,6 @@ def _checked_run(overrides: list[str]) -> int:
         overrides = [*overrides, f"run_name={plan.run_name}", f"skyrl.trainer.resume_mode={mode}"]
         config = load_config(overrides)
     return _run(config, plan)
-
-
-def _kernel_fault(config: dict[str, Any]) -> str | None:
-    """Why sandboxes cannot be opened here and what to change; None when they can, or an engine opens them."""
-    if config["sandbox"]["kind"] != "mini":
-        return None
-    from sandbox.probe import unusable_reason
-
-    cache_dir = Path(config["paths"]["cache_dir"])
-    return unusable_reason(cache_dir if cache_dir.is_dir() else None)
 
 
 def _run(config: dict[str, Any], plan: RunPlan) -> int:

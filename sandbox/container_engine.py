@@ -59,7 +59,7 @@ class Engine:
             raise SandboxError(f"{self._program[0]}: {error.strerror or error}") from error
         if done.status != 0:
             text = done.problem.decode("utf-8", "replace").strip()[-600:]
-            raise SandboxError(f"{self.name} {words[0]}: {text}")
+            raise SandboxError(f"{self.name} {words[0]}: {text}{_advice(text)}")
         return done.output.decode("utf-8", "replace")
 
     async def inspect(self, kind: Literal["image", "container"], name: str) -> dict[str, Any]:
@@ -127,3 +127,10 @@ class Engine:
             raise SandboxStartError(f"{source}: no such file or directory")
         words = f"type=bind,source={source},target={target}"
         return ["--mount", words if writable else words + ",readonly"]
+
+
+def _advice(problem: str) -> str:
+    """What to change, for refusals that are known."""
+    if "hybrid mode not supported" in problem:
+        return " (hide /sys/fs/cgroup/unified from it, see docs/containers.md)"
+    return ""

@@ -15,7 +15,7 @@ exec({body!r}, module.__dict__)
 sys.modules["recipes.swe.experiment"] = module
 from launch.train import main
 import launch.train
-launch.train._kernel_fault = lambda config: {kernel_fault!r}
+launch.train.sandbox_fault = lambda config: {unusable!r}
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -57,9 +57,9 @@ def write_tasks(folder: Path, number: int) -> Path:
 
 
 def start(
-    overrides: list[str], body: str = "def run(config): pass", kernel_fault: str | None = None
+    overrides: list[str], body: str = "def run(config): pass", unusable: str | None = None
 ) -> subprocess.Popen[str]:
-    code = STARTER.format(root=str(ROOT), body=body, kernel_fault=kernel_fault)
+    code = STARTER.format(root=str(ROOT), body=body, unusable=unusable)
     return subprocess.Popen(
         [sys.executable, "-c", code, *overrides],
         stdout=subprocess.PIPE,
@@ -71,8 +71,8 @@ def start(
 
 
 def train(
-    overrides: list[str], body: str = "def run(config): pass", kernel_fault: str | None = None
+    overrides: list[str], body: str = "def run(config): pass", unusable: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    process = start(overrides, body, kernel_fault)
+    process = start(overrides, body, unusable)
     out, err = process.communicate(timeout=120)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)

@@ -118,7 +118,7 @@ def test_missing_inputs_are_configuration_errors(tmp_path: Path):
 
 
 def test_an_unusable_kernel_exits_3_and_says_what_to_do(tmp_path: Path):
-    done = train(inputs(tmp_path), kernel_fault="user namespaces are off; run sysctl ...")
+    done = train(inputs(tmp_path), unusable="user namespaces are off; run sysctl ...")
     assert done.returncode == 3
     assert "sysctl" in done.stderr
     assert not (tmp_path / "runs").exists()
@@ -177,12 +177,23 @@ def test_dry_run_reports_what_only_skyrl_itself_can_see():
 
 
 def test_the_kernel_of_this_machine_is_asked(tmp_path: Path):
-    from launch.train import _kernel_fault
+    from launch.sandbox_check import sandbox_fault
     from sandbox.probe import unusable_reason
 
     paths = {"cache_dir": str(tmp_path)}
-    assert _kernel_fault({"paths": paths, "sandbox": {"kind": "mini"}}) == unusable_reason(tmp_path)
-    assert _kernel_fault({"paths": paths, "sandbox": {"kind": "podman"}}) is None
+    assert sandbox_fault({"paths": paths, "sandbox": {"kind": "mini"}}) == unusable_reason(tmp_path)
+
+
+def test_an_engine_that_answers_and_starts_nothing_is_told_before_the_run(tmp_path: Path):
+    from launch.sandbox_check import sandbox_fault
+
+    engine = tmp_path / "engine"
+    refusal = "OCI runtime error: crun: cgroups in hybrid mode not supported, drop all controllers"
+    cases = f'run) echo "{refusal}" >&2; exit 126;; image) echo "[{{}}]";; info) echo "[]";;'
+    engine.write_text(f'#!/bin/sh\ncase "$1" in {cases} esac\n')
+    engine.chmod(0o755)
+    fault = sandbox_fault({"sandbox": {"kind": "podman", "engine_command": [str(engine)]}})
+    assert fault and refusal in fault and "docs/containers.md" in fault
 
 
 def test_a_kernel_without_user_namespaces_exits_3(tmp_path: Path):

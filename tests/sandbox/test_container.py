@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import uvloop
 
 from sandbox import conformance
 from sandbox.container import ContainerBackend
@@ -147,6 +148,24 @@ async def test_what_cannot_start_says_why(containers: ContainerBackend, spec: Sa
     with pytest.raises(SandboxStartError, match="no directory"):
         await containers.open(replace(spec, layers=(Path("/nonexistent/layer"),)))
     assert await containers._engine.sandboxes() == []
+
+
+async def test_many_open_at_once_on_the_loop_that_ray_gives_its_actors(
+    engine: tuple[Any, tuple[str, ...]], tmp_path: Path
+) -> None:
+    """Its children inherit what is open, and an engine's monitor stays as long as its container."""
+    name, command = engine
+
+    async def answers() -> list[str]:
+        async with ContainerBackend(name, program=command, state_dir=tmp_path) as backend:
+            opened = await asyncio.gather(*(backend.open(SandboxSpec()) for _ in range(6)))
+            return [await run(sandbox, "echo here") for sandbox in opened]
+
+    def in_a_thread() -> list[str]:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(answers())
+
+    assert await asyncio.to_thread(in_a_thread) == ["here\n"] * 6
 
 
 _DIES = """

@@ -1,16 +1,22 @@
 """Parts of the container backends that need no engine."""
 
+import asyncio
 import io
 import os
 import tarfile
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
+import uvloop
 
 from sandbox.container import ContainerBackend
 from sandbox.container_image import write_layer
 from sandbox.container_root import OverlayRoot, parse_options
 from sandbox.errors import SandboxError, SandboxStartError, SandboxUnavailableError
+from sandbox.program import Finished, run_program
 from sandbox.types import SandboxSpec
 
 
@@ -104,3 +110,41 @@ async def test_containers_of_dead_owners_are_removed(tmp_path: Path) -> None:
     async with ContainerBackend("docker", program=fake(tmp_path, script), state_dir=tmp_path / "state"):
         calls = (tmp_path / "calls").read_text()
     assert f"rm --force minisandbox-999999999-1-{namespace}-x-1\n" in calls
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_program_is_done_when_it_ends(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """Also when it leaves one behind that holds its pipes and those of all its neighbours, as monitors of
+    containers do. Ray's asynchronous actors run uvloop."""
+    script = 'sleep 20 & read word; echo "$word"; echo problem >&2; exit 3'
+
+    async def neighbours() -> list[Finished]:
+        one = ("sh", "-c", script)
+        return await asyncio.gather(*(run_program(one, feed=_say) for _ in range(8)))
+
+    started = time.monotonic()
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(neighbours()) == [Finished(3, b"word\n", b"problem\n")] * 8
+    assert time.monotonic() - started < 15
+
+
+def _say(file: BinaryIO) -> None:
+    file.write(b"word\n")
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_program_that_is_given_up_is_gone(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
+) -> None:
+    script = f"echo $$ > {tmp_path}/pid; exec sleep 60"
+    with asyncio.Runner(loop_factory=new_loop) as runner, pytest.raises(TimeoutError):
+        runner.run(run_program(("sh", "-c", script), timeout_s=1.0))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+async def test_a_program_that_does_not_read_is_no_error() -> None:
+    done = await run_program(("true",), feed=lambda file: file.write(bytes(1 << 20)))
+    assert done == Finished(0, b"", b"")
+    with pytest.raises(FileNotFoundError):
+        await run_program(("/nonexistent",), feed=lambda file: file.write(b"x"))
