@@ -83,3 +83,16 @@ def test_a_killed_run_leaves_nothing_after_the_next_start_and_resumes(tmp_path: 
     assert sorted(path.name for path in (folder / "rollouts").glob("step_*.index.jsonl")) == [
         f"step_{step:04d}.index.jsonl" for step in (1, 2, 3, 4)
     ]
+
+
+def test_a_step_is_trained_in_every_kind_of_sandbox(tmp_path: Path, sandboxes: list[str]):
+    """In Ray's worker, whose event loop is another than that of an evaluation."""
+    from tests.skyrl.tiny_model import save_tiny_model  # imports torch
+
+    save_tiny_model(tmp_path / "policy")
+    words = command(tmp_path, *sandboxes, "trainer.max_steps=1", "logger=file")
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    (step,) = read_metrics(tmp_path / "cpu_demo-seed0" / "metrics.jsonl")
+    assert step.metrics["environment/num_rollouts"] == 16
+    assert step.metrics["environment/infra_failure_rate_mean"] == 0

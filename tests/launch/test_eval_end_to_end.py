@@ -17,7 +17,6 @@ from recipes.swe.parsing import format_call
 from recipes.swe.tasks import gold_edits, load_rows
 from sandbox.cache import EnvCache
 from tests.launch.runner import ROOT
-from tests.sandbox import engines
 
 CACHE = ROOT / ".cache"
 TASKS = CACHE / "tasks" / "local.jsonl"
@@ -67,20 +66,6 @@ def scripted_server(scripts: dict[str, list[str] | None]) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
-
-
-@pytest.fixture(params=["mini", "podman", "docker"])
-def sandboxes(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """Overrides that choose them."""
-    if request.param == "mini":
-        yield []
-        return
-    try:
-        with engines.engine(request.param) as command:
-            words = ",".join(f"'{word}'" for word in command)
-            yield [f"sandbox={request.param}", f"sandbox.engine_command=[{words}]"]
-    except engines.UnusableError as error:
-        pytest.skip(f"{request.param}: {error}")
 
 
 def test_an_evaluation_from_the_command_line(
