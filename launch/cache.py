@@ -5,10 +5,12 @@ aside; gc says what could go, and removes it when told how much may stay; push, 
 environments between this node, the store and a folder.
 
 Exit status: 0 done, 1 something is missing, damaged or could not be moved, 2 the command line is wrong (no
-store is named where one is needed, an unknown option, a folder that exists already).
+store is named where one is needed or its address is none, an unknown option or environment, a cache folder
+that does not exist, a folder to make that exists already), 130 interrupted.
 """
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,18 +23,20 @@ from rich.console import Console
 
 from launch.cache_show import PackingBar, list_node, list_store, verify_node, verify_store
 from launch.config_compose import ROOT
-from launch.exit_codes import BAD_CONFIG, FAILED, OK
+from launch.exit_codes import BAD_CONFIG, FAILED, INTERRUPTED, OK
 from launch.out_console import OutConsole
 from sandbox.cache import EnvCache, env_path, read_record
 from sandbox.cache_evict import GRACE_S, evict, would_evict
 from sandbox.cache_layer import read_info
-from sandbox.errors import CacheError
+from sandbox.errors import CacheError, StoreAddressError
 from sandbox.store import Store
 from sandbox.store_pack import FORMS
 from sandbox.store_push import Pushed, copy_envs, pull_record, push_envs
 from sandbox.types import EnvSpec
 
 GIB = 1 << 30
+MAX_GIB = float(1 << 30)
+"""An exbibyte: more is a slip of the keyboard."""
 
 
 type Run = Callable[[argparse.Namespace, Console], int]
@@ -49,17 +53,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.cache_dir = options.cache_dir.absolute()
     try:
         return options.run(options, console)
-    except UsageError as error:
+    except (UsageError, StoreAddressError) as error:
         print(f"launch/cache.py {options.command}: {error}", file=sys.stderr)
         return BAD_CONFIG
     except BrokenPipeError:  # nobody reads any more: launch.entry ends the command
         raise
-    except CacheError as error:
+    except (CacheError, OSError) as error:
         print(f"launch/cache.py {options.command}: {error}", file=sys.stderr)
         return FAILED
-    except OSError as error:
-        print(f"launch/cache.py {options.command}: {error}", file=sys.stderr)
-        return FAILED
+    except KeyboardInterrupt:
+        print(f"launch/cache.py {options.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -134,15 +138,26 @@ def _store(options: argparse.Namespace) -> Store:
     return Store(options.store)
 
 
+def _here(options: argparse.Namespace) -> Path:
+    """This node's cache. Raises UsageError when there is none: a slip in its name must not look like an empty
+    cache that is all right."""
+    if not options.cache_dir.is_dir():
+        raise UsageError(
+            f"there is no cache folder {options.cache_dir}: correct --cache-dir or SWE_CACHE_DIR, "
+            "or fill it: python launch/prepare.py, or: python launch/cache.py pull"
+        )
+    return options.cache_dir
+
+
 def _keys(options: argparse.Namespace, known: Sequence[str]) -> list[str]:
-    """The chosen environments. Raises CacheError when one is unknown, or there is none."""
+    """The chosen environments. Raises UsageError when one is unknown, CacheError when there is none."""
     chosen = list(options.keys)
     if options.tasks is not None:
         chosen += _task_keys(options.tasks)
     unknown = sorted(set(chosen) - set(known))
     if unknown:
         more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
-        raise CacheError(f"no such environment: {', '.join(unknown[:5])}{more}")
+        raise UsageError(f"no such environment: {', '.join(unknown[:5])}{more}")
     if not (chosen or known):
         raise CacheError("there are no environments; run: python launch/prepare.py")
     return list(dict.fromkeys(chosen or known))
@@ -165,27 +180,29 @@ def _ls(options: argparse.Namespace, console: Console) -> int:
     if options.store:
         list_store(_store(options), console)
     else:
-        list_node(options.cache_dir, _known_here(options.cache_dir), console)
+        list_node(_here(options), _known_here(options.cache_dir), console)
     return OK
 
 
 def _in_store(options: argparse.Namespace, console: Console) -> int:
-    return verify_store(_store(options), options.layers, console, repair=options.repair)
+    root = options.cache_dir
+    return verify_store(_store(options), options.layers, console, root=root, repair=options.repair)
 
 
 def _verify(options: argparse.Namespace, console: Console) -> int:
     if options.in_store:
         return FAILED if _in_store(options, console) else OK
     store = _store(options) if options.repair else None
-    return FAILED if verify_node(options.cache_dir, options.layers, store, console) else OK
+    return FAILED if verify_node(_here(options), options.layers, store, console) else OK
 
 
 def _gc(options: argparse.Namespace, console: Console) -> int:
-    if (options.max_gib or 0.0) < 0 or options.grace_s < 0:
-        raise UsageError("--max-gib and --grace-s are not negative")
-    limit, dry = int((options.max_gib or 0.0) * GIB), options.dry_run or options.max_gib is None
+    max_gib = options.max_gib or 0.0
+    if not (0 <= max_gib <= MAX_GIB and 0 <= options.grace_s < math.inf):  # nan is in no range
+        raise UsageError(f"--max-gib is 0 to {MAX_GIB:.0f}, --grace-s a number of seconds, not negative")
+    limit, dry = int(max_gib * GIB), options.dry_run or options.max_gib is None
     act = would_evict if dry else evict
-    done = act(options.cache_dir, limit, grace_s=options.grace_s, unstored=options.unstored)
+    done = act(_here(options), limit, grace_s=options.grace_s, unstored=options.unstored)
     verb = "would be removed" if dry else "removed"
     for name in done.layers:
         console.print(f"{name} {verb}")
@@ -199,7 +216,7 @@ def _gc(options: argparse.Namespace, console: Console) -> int:
 
 def _push(options: argparse.Namespace, console: Console) -> int:
     store = _store(options)
-    keys = _keys(options, _known_here(options.cache_dir))
+    keys = _keys(options, _known_here(_here(options)))
     _say_pushed(_pack_into(store, keys, options, console, mark=True), store, console)
     return OK
 
@@ -239,7 +256,7 @@ def _export(options: argparse.Namespace, console: Console) -> int:
         source = _store(options)
         done = copy_envs(source, target, _keys(options, source.names("envs")), say=console.print)
     else:
-        keys = _keys(options, _known_here(options.cache_dir))
+        keys = _keys(options, _known_here(_here(options)))
         done = _pack_into(target, keys, options, console, mark=False)
     _say_pushed(done, target, console)
     return OK

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from launch.cache_records import node_record_problems, store_record_problems
 from sandbox.cache_evict import layer_uses
 from sandbox.cache_gate import NoGate
 from sandbox.cache_layer import (
@@ -20,10 +21,11 @@ from sandbox.cache_layer import (
     list_layers,
     read_info,
     set_aside,
+    unmark_stored,
 )
 from sandbox.cache_lease import Leases
 from sandbox.errors import CacheError
-from sandbox.store import Checked, Manifest, Store
+from sandbox.store import MANIFEST_REMEDY, Checked, Manifest, Store
 from sandbox.store_base import base_problem
 from sandbox.store_fetch import Origin, fetch_layer
 from sandbox.store_pack import tree_facts
@@ -108,7 +110,7 @@ def list_store(store: Store, console: Console) -> None:
 
 def verify_node(root: Path, layers: Sequence[str], store: Store | None, console: Console) -> int:
     """Compare layers with their digests; damaged ones are set aside, and fetched again from the store if one
-    is given. Returns how many are damaged and not whole again."""
+    is given. Without `layers` records are looked at too. Returns how much is damaged and not whole again."""
     bad, names = 0, list(layers) or list_layers(root)
     for name in names:
         if not has_layer(root, name):
@@ -131,8 +133,17 @@ def verify_node(root: Path, layers: Sequence[str], store: Store | None, console:
         console.print(f"{line}; {remedy}" if remedy else line)
     unknown = sum(1 for name in names if _digestless(root, name))
     note = f"; {unknown} of an older version have no digest to compare with" if unknown else ""
-    console.print(f"{len(names)} layers verified, {bad} damaged{note}")
-    return bad
+    problems = [] if layers else node_record_problems(root)
+    _say_verified(console, len(names), bad, problems, note)
+    return bad + len(problems)
+
+
+def _say_verified(console: Console, layers: int, bad: int, problems: Sequence[str], note: str = "") -> None:
+    """What is wrong with records, and the sums."""
+    for line in problems:
+        console.print(line)
+    records = f", {len(problems)} records damaged" if problems else ""
+    console.print(f"{layers} layers verified, {bad} damaged{records}{note}")
 
 
 def _digestless(root: Path, name: str) -> bool:
@@ -161,21 +172,27 @@ def layer_problem(root: Path, name: str) -> str:
     return ""
 
 
-def verify_store(store: Store, layers: Sequence[str], console: Console, *, repair: bool = False) -> int:
-    """Read the store's files and compare digests. Returns how many are damaged or missing.
+def verify_store(
+    store: Store, layers: Sequence[str], console: Console, *, root: Path, repair: bool = False
+) -> int:
+    """Read the store's files and compare digests; without `layers` records too. Returns how many are damaged
+    or missing.
 
-    `repair`: remove what is damaged; a push leaves alone what the store holds."""
+    `repair`: remove layers that are damaged; a push leaves alone what the store holds. The node `root` is
+    told first that they are in no store: its copy may be the last, and must not be evicted."""
     bad, names = 0, _bases_first(store, list(layers) or store.names("layers"))
     for name in names:
         problem = _file_problem(store, name)
         if problem:
             bad += 1
             if repair:
+                unmark_stored(root, name)
                 store.forget_layer(name)
             done = "removed" if repair else "remove it with --repair"
             console.print(f"{name}: {problem}; {done}, then push it again from a node that has it")
-    console.print(f"{len(names)} layers verified, {bad} damaged")
-    return bad
+    problems = [] if layers else store_record_problems(store, set(names))
+    _say_verified(console, len(names), bad, problems)
+    return bad + len(problems)
 
 
 def _bases_first(store: Store, names: list[str]) -> list[str]:
@@ -203,7 +220,7 @@ def _file_problem(store: Store, name: str) -> str:
         base = base_problem(manifest, store) if manifest.base and not problem else ""
         return base if isinstance(base, str) and base else problem
     except CacheError as error:
-        return str(error)
+        return str(error).removesuffix(f"; {MANIFEST_REMEDY}")
 
 
 def _table(*columns: str) -> Table:

@@ -93,7 +93,12 @@ def _check_container_or_scalar(value: Any, kind: Any, path: str) -> list[str]:
         items = cast(Iterable[Any], value)
         return [e for i, item in enumerate(items) for e in check(item, arguments[0], f"{path}[{i}]")]
     if origin in (dict, Mapping) or getattr(origin, "__name__", "") == "Mapping":
-        return [] if isinstance(value, Mapping) else [f"{path}: must be a group of keys, is {value!r}"]
+        if not isinstance(value, Mapping):
+            return [f"{path}: must be a group of keys, is {value!r}"]
+        if len(arguments) < 2 or arguments[1] is Any:
+            return []
+        group = cast(Mapping[str, Any], value)
+        return [e for name, one in group.items() for e in check(one, arguments[1], f"{path}.{name}")]
     return _check_scalar(value, kind, path)
 
 

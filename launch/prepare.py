@@ -17,6 +17,7 @@ or an id to retry means no row;
 """
 
 import asyncio
+import errno
 import itertools
 import signal
 import sys
@@ -41,7 +42,7 @@ from recipes.swe.datasets_read import SourceError
 from recipes.swe.prepare_report import by_repository, export, failures, write_report
 from recipes.swe.prepare_run import Preparation
 from recipes.swe.prepare_select import Selection
-from recipes.swe.prepare_store import StatusStore
+from recipes.swe.prepare_store import StatusStore, is_of
 from recipes.swe.prepare_types import Outcome
 from recipes.swe.tasks_prepare import only_one, sweep
 from sandbox.errors import SandboxError
@@ -67,6 +68,9 @@ def main(argv: list[str] | None = None) -> int:
         for line in errors:
             console.print(f"  - {line}", markup=False, highlight=False, soft_wrap=True)
         return BAD_CONFIG
+    except KeyboardInterrupt:
+        console.print("interrupted; the same command goes on where it stopped")
+        return INTERRUPTED
 
 
 def _run(plan: Plan, console: Console) -> int:
@@ -77,6 +81,7 @@ def _run(plan: Plan, console: Console) -> int:
         return _known(plan, rows[0], console)
     _refuse_what_means_nothing(plan, _names(*rows) if lists is None else bug_names(*lists))
     cache_dir = plan.request.cache_dir
+    _refuse_places(plan)
     previous = signal.signal(signal.SIGTERM, _raise_terminated)
     try:
         with only_one(cache_dir, lambda: console.print("another prepare is at work here; waiting")):
@@ -84,9 +89,6 @@ def _run(plan: Plan, console: Console) -> int:
             if lists is not None:
                 return asyncio.run(run_local(plan, *lists, console))
             return asyncio.run(_prepare(plan, *rows, console))
-    except KeyboardInterrupt:
-        console.print("interrupted; the same command goes on where it stopped")
-        return INTERRUPTED
     except _TerminatedError:
         return TERMINATED
     except SandboxError as error:
@@ -96,7 +98,10 @@ def _run(plan: Plan, console: Console) -> int:
     except BrokenPipeError:  # nobody reads any more: launch.entry ends the command
         raise
     except OSError as error:
-        console.print(f"launch/prepare.py: {error}; what is done is kept", style="bold red", markup=False)
+        full = error.errno == errno.ENOSPC
+        more = f" below {cache_dir}: free some, or set paths.cache_dir" if full else ""
+        text = f"launch/prepare.py: {error}{more}; what is done is kept"
+        console.print(text, style="bold red", markup=False, soft_wrap=True)
         return FAILED
     finally:
         signal.signal(signal.SIGTERM, previous)
@@ -112,6 +117,16 @@ def _refuse_what_means_nothing(plan: Plan, rows: Sequence[tuple[str, str]]) -> N
     faults = Selection(plan.request).faults(rows)
     if faults:
         raise ConfigError(faults)
+
+
+def _refuse_places(plan: Plan) -> None:
+    """Raises ConfigError for a cache or a task file that cannot be where it is said to be."""
+    if plan.request.output.is_dir():
+        raise ConfigError([f"tasks_file: {plan.request.output} is a folder"])
+    try:
+        plan.request.cache_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError([f"paths.cache_dir: {plan.request.cache_dir}: {error.strerror}"]) from error
 
 
 def _read(plan: Plan) -> tuple[list[SourceTask], list[BadRow]]:
@@ -172,8 +187,12 @@ def _known(plan: Plan, tasks: Sequence[SourceTask], console: Console) -> int:
         return _report(plan, rows, console, whole=len(rows) == len(every))
     if plan.source is None:
         raise ConfigError([f"data={plan.request.name} is written by every run; there is nothing to export"])
-    ids = {row.instance_id for row in rows}
-    count = export(plan.request.output, [task for task in tasks if task.instance_id in ids], rows)
+    by_id = {row.instance_id: row for row in rows}
+    same = [task for task in tasks if task.instance_id in by_id and is_of(by_id[task.instance_id], task)]
+    count = export(plan.request.output, same, rows)
+    changed = sum(task.instance_id in by_id for task in tasks) - len(same)
+    if changed:
+        console.print(f"{changed} rows were changed since they were validated and are left out; run it again")
     print(f"[prepare] {count} tasks in {plan.request.output}")
     return OK if count >= plan.min_tasks else FAILED
 

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from launch.config_check import Above, Between, check
 from launch.config_compose import ROOT, ConfigError, compose_config, to_plain
-from launch.config_schema import PathsSection
+from launch.config_schema import DataSection, PathsSection
 from recipes.swe.build_types import BuildSettings
 from recipes.swe.datasets_read import DataSource
 from recipes.swe.prepare_select import SelectionError, matcher
@@ -116,7 +117,7 @@ class PrepareConfig:
     """Projects that local sets are made from."""
     bugs_file: str | None
     """One list of bugs in place of the set's."""
-    local_sets: dict[str, Any]
+    local_sets: dict[str, list[str]]
     """Lists of bugs of each set that is made here."""
 
 
@@ -163,7 +164,8 @@ def load_plan(overrides: Sequence[str]) -> Plan:
     data: dict[str, Any] = data_plain.get("data") or {}
     errors = [*errors, *unresolved, *(line for line in more if line not in errors)]
     said = {line.split(":", 1)[0] for line in errors}
-    errors += [line for line in check(plain, PrepareConfig) if line.split(":", 1)[0] not in said]
+    found = [*check(plain, PrepareConfig), *check(data, DataSection, "data")]
+    errors += [line for line in found if line.split(":", 1)[0] not in said]
     if errors:
         raise ConfigError(errors)
     for pattern in [plain["filter"], *plain["retry"]]:
@@ -189,6 +191,7 @@ def _plan(plain: dict[str, Any], data: dict[str, Any]) -> Plan:
     lists = [plain["bugs_file"]] if plain["bugs_file"] else plain["local_sets"].get(name, [])
     if made_here and not lists:
         raise ConfigError([f"data={name} names no source of rows; set source.path or data.source"])
+    _refuse_to_replace(plain, data)
     validate = name != "local" if plain["validate"] is None else plain["validate"]
     chosen = [key for key in ("filter", "retry", "force") if plain[key]]
     if made_here and not validate and chosen and plain["action"] == "run":
@@ -202,7 +205,7 @@ def _plan(plain: dict[str, Any], data: dict[str, Any]) -> Plan:
         request=_request(plain, data),
         settings=BuildSettings(
             cache_dir,
-            plain["index_url"] or _index(),
+            _check_index(plain["index_url"] or _index()),
             build["timeout_s"],
             _limits(build),
             tuple(build["git_hosts"]),
@@ -218,6 +221,28 @@ def _plan(plain: dict[str, Any], data: dict[str, Any]) -> Plan:
         min_tasks=tasks if plain["min_tasks"] is None else plain["min_tasks"],
         min_projects=projects if plain["min_projects"] is None else plain["min_projects"],
     )
+
+
+def _refuse_to_replace(plain: dict[str, Any], data: dict[str, Any]) -> None:
+    """Rows of one's own are not to take the place of a set that is made here. Raises ConfigError."""
+    if not plain["source"]["path"]:
+        return
+    errors: list[str] = []
+    if data["name"] in plain["local_sets"]:
+        errors.append(f"data.name: {data['name']} is made here; give the rows of source.path another name")
+    if plain["tasks_file"] is None and Path(data["path"]).stem in plain["local_sets"]:
+        errors.append(f"tasks_file: {data['path']} is of a set made here; name the file to write")
+    if errors:
+        raise ConfigError(errors)
+
+
+def _check_index(url: str) -> str:
+    try:
+        if urlsplit(url).scheme in ("http", "https", "file"):
+            return url
+    except ValueError as error:
+        raise ConfigError([f"index_url: {error}"]) from error
+    raise ConfigError([f"index_url: {url!r} is no http or https address"])
 
 
 def _request(plain: dict[str, Any], data: dict[str, Any]) -> PrepareRequest:

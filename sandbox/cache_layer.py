@@ -140,6 +140,12 @@ def mark_stored(root: Path, name: str) -> None:
     (layer_dir(root, name) / STORED).touch()
 
 
+def unmark_stored(root: Path, name: str) -> None:
+    """Note that no shared store is known to hold the layer any more: what is here may be the last copy."""
+    if is_stored(root, check_name(name)):
+        (layer_dir(root, name) / STORED).unlink(missing_ok=True)
+
+
 def is_stored(root: Path, name: str) -> bool:
     """Whether a shared store is known to hold it."""
     return (layer_dir(root, name) / STORED).exists()

@@ -23,3 +23,7 @@ class SandboxLostError(SandboxError):
 
 class CacheError(SandboxError):
     """A cached environment is missing, incomplete or could not be built."""
+
+
+class StoreAddressError(CacheError):
+    """The address of a store is none that can be used here: an unknown scheme, or its library is missing."""

@@ -26,13 +26,15 @@ from typing import IO, Any, cast, override
 
 from sandbox.cache_files import whole_file, write_atomically
 from sandbox.cache_layer import check_name
-from sandbox.errors import CacheError
+from sandbox.errors import CacheError, StoreAddressError
 from sandbox.store_pack import CHUNK_BYTES, FORMS, PackedForm
 
 FORMAT = 1
 ATTEMPTS = 3
 PAUSE_S = 0.2
 _MARK = "store.json"
+MANIFEST_REMEDY = "remove it: python launch/cache.py verify --in-store --repair; then push the layer again"
+"""A push alone stops at a damaged manifest: it asks what the store holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ def parse_manifest(name: str, data: bytes) -> Manifest:
             base_sha256=str(found.get("base_sha256", "")),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CacheError(f"the store's manifest of {name} is damaged ({error}); push it again") from error
+        problem = f"the store's manifest of {name} is damaged ({error})"
+        raise CacheError(f"{problem}; {MANIFEST_REMEDY}") from error
 
 
 class Store:
@@ -104,7 +107,7 @@ class Store:
                 # A listing that is remembered would hide what another node has just pushed.
                 self._opened = url_to_fs(self.url, use_listings_cache=False)
             except (ImportError, ValueError, TypeError) as error:
-                raise CacheError(f"the store {self.url} cannot be used: {error}") from error
+                raise StoreAddressError(f"the store {self.url} cannot be used: {error}") from error
         return self._opened
 
     def _call[T](self, what: str, action: Callable[[Any, str], T]) -> T:

@@ -8,9 +8,11 @@ which binds a directory of the machine that built it) is refused: it would not w
 import hashlib
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sandbox.cache_files import write_atomically
@@ -66,23 +68,39 @@ def push_envs(
     names = list(dict.fromkeys(name for record in records.values() for name in record.layers))
     written: list[int] = []
     for some in _heads_first(root, names):
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # compressing lets other threads run
-            waiting = {
-                pool.submit(push_layer, root, name, store, form=form, mark=mark, progress=progress): name
-                for name in some
-            }
-            for task in as_completed(waiting):
-                try:
-                    size = task.result()
-                except BaseException:
-                    pool.shutdown(cancel_futures=True)
-                    raise
-                if size:
-                    written.append(size)
-                    say(f"{waiting[task]}, {size} bytes")
+        push = partial(push_layer, root, store=store, form=form, mark=mark)
+        written += _side_by_side(some, push, say, progress)
     for key, record in records.items():
         store.write(f"envs/{check_key(key)}.json", dump_record(record))
     return Pushed(len(records), len(names), len(written), sum(written))
+
+
+def _side_by_side(names: Sequence[str], push: Callable[..., int], say: Say, progress: Progress) -> list[int]:
+    """Push layers in threads; the sizes of the files that were written.
+
+    After a failure the layers at work are finished and no other is begun; after an interrupt those at work
+    end at their next file, and take what they have packed with them."""
+    stopped, written = threading.Event(), list[int]()
+
+    def advance(size: int) -> None:
+        if stopped.is_set():
+            raise CacheError("interrupted")
+        progress(size)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # compressing lets other threads run
+        try:
+            waiting = {pool.submit(push, name, progress=advance): name for name in names}
+            for task in as_completed(waiting):
+                size = task.result()
+                if size:
+                    written.append(size)
+                    say(f"{waiting[task]}, {size} bytes")
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                stopped.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return written
 
 
 def _heads_first(root: Path, names: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -189,7 +207,7 @@ def copy_envs(source: Store, target: Store, keys: list[str], *, say: Say) -> Pus
         manifest = source.manifest(name)
         if manifest is None:
             raise CacheError(f"layer {name} is not in {source.url}")
-        if manifest.base:
+        if manifest.base and manifest.base not in names:
             names.append(manifest.base)
         with tempfile.TemporaryDirectory(prefix="copy-layer-") as folder:
             file = Path(folder) / manifest.file

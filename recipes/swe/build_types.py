@@ -70,7 +70,7 @@ def layer_tree(root: Path, name: str) -> Path:
     """Files of a layer on this machine. Raises BuildError for one that was fetched as an image."""
     tree = layer_dir(root, name) / "root"
     if not tree.is_dir():
-        why = f"layer {name} is here as an image only; remove it with launch/cache.py, and it is built again"
+        why = f"layer {name} is an image, which no build can use; remove {tree.parent}, and it is built again"
         raise BuildError(why, lasting=False)
     return tree
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from recipes.swe.dataset_types import BadRow, SourceTask
+from recipes.swe.datasets_commands import command_words
 from recipes.swe.datasets_custom import custom
 from recipes.swe.datasets_fields import FieldError
 from recipes.swe.datasets_profiles import Profiles
@@ -80,6 +81,11 @@ def _first_row(rows: Iterator[Row | Unreadable]) -> tuple[Row | None, Iterator[R
     return None, iter(seen)
 
 
+def _printable(text: str) -> str:
+    """JSON can hold half of a surrogate pair, which no file and no terminal can."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _tasks(
     rows: Iterable[Row | Unreadable], adapt: Adapter, profiles: Profiles
 ) -> Iterator[SourceTask | BadRow]:
@@ -89,9 +95,10 @@ def _tasks(
             yield BadRow(f"row {position}", position, row.reason)
             continue
         named = row.get("instance_id")
-        row_id = named if isinstance(named, str) and named.strip() else f"row {position}"
+        row_id = _printable(named) if isinstance(named, str) and named.strip() else f"row {position}"
         try:
             task = adapt(row, profiles)
+            command_words(task.build.test_command)
         except FieldError as error:
             yield BadRow(row_id, position, str(error))
             continue

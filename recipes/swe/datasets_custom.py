@@ -25,6 +25,7 @@ from recipes.swe.datasets_fields import (
 from recipes.swe.datasets_profiles import ProfileError, Profiles, build_value
 
 TIMEOUT_S = 300.0
+MAX_TIMEOUT_S = 7 * 86_400.0
 _REQUIRED = ("source", "python")
 
 
@@ -38,8 +39,10 @@ def custom(row: Mapping[str, Any], profiles: Profiles) -> SourceTask:
     key = optional_text(row, "env_key")
     timeout_s = row.get("timeout_s")
     timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
-    if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not timeout_s > 0:
-        raise FieldError("timeout_s is no positive number")
+    if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool):
+        raise FieldError("timeout_s is no number")
+    if not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise FieldError(f"timeout_s is not above 0 and at most {MAX_TIMEOUT_S:.0f}")
     return SourceTask(
         instance_id=instance_id,
         repo=repo,

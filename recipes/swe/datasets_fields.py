@@ -96,7 +96,7 @@ def tests_of(row: Mapping[str, Any], name: str, *, required: bool) -> tuple[str,
     if isinstance(value, str) and value.strip():
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FieldError(f"{name} is text, but no JSON list") from error
     if value is None or (isinstance(value, str) and not value.strip()):
         value = []
@@ -123,7 +123,7 @@ def struct_of(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FieldError(f"{name} is no JSON: {error}") from error
     if not isinstance(value, Mapping):
         raise FieldError(f"{name} is missing" if value is None else f"{name} is no record")

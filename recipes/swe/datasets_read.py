@@ -75,10 +75,13 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
 
 
 def _json_lines(path: Path) -> Iterator[Row | Unreadable]:
-    with path.open("rb") as file:  # not text: only a newline ends a row, and one bad byte costs one row
-        for line in file:
-            if line.strip():
-                yield _json_row(line)
+    try:
+        with path.open("rb") as file:  # not text: only a newline ends a row, and one bad byte costs one row
+            for line in file:
+                if line.strip():
+                    yield _json_row(line)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _json_row(line: bytes) -> Row | Unreadable:

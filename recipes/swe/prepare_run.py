@@ -24,7 +24,7 @@ from recipes.swe.dataset_types import BadRow, PrepareStatus, SourceTask
 from recipes.swe.datasets_fields import safe_key
 from recipes.swe.prepare_check import Checker, Finding, conclude
 from recipes.swe.prepare_select import Selection
-from recipes.swe.prepare_store import StatusStore
+from recipes.swe.prepare_store import StatusStore, row_digest
 from recipes.swe.prepare_stress import cpu_stress
 from recipes.swe.prepare_types import CALM, Event, Outcome, PrepareRequest, Watch
 from recipes.swe.tasks_fetch import FetchError
@@ -106,9 +106,12 @@ class Preparation:
             return None
         if known.status == "passed":
             try:
-                open_record(self._root, task.instance_id, self._record(task))
+                record = self._record(task)
+                open_record(self._root, task.instance_id, record)
             except CacheError:
-                return None  # its layers are gone, or damaged
+                return None  # its layers are gone, or not whole
+            if record.digest != known.digest:
+                return None  # another set on this cache has given the id to another environment
         return known
 
     def _record(self, task: SourceTask) -> EnvRecord:
@@ -137,7 +140,11 @@ class Preparation:
                 self._fail(task, built, time.monotonic() - started)
             return []
         self._watch(Event("env", key, "built"))
-        plugins = await asyncio.to_thread(plugins_of, self._root, built)
+        plugins = await self._attempt(lambda: asyncio.to_thread(plugins_of, self._root, built))
+        if isinstance(plugins, _Fault):
+            for task in tasks:
+                self._fail(task, plugins, time.monotonic() - started)
+            return []
         ready = await asyncio.gather(*(self._task(task, built, plugins) for task in tasks))
         return [one for one in ready if one is not None]
 
@@ -207,7 +214,7 @@ class Preparation:
             ready.task.instance_id, ready.task.repo, checked.status, checked.reason,
             inputs=ready.inputs + (CALM if calm else ""), lasting=checked.lasting,
             duration_s=round(time.monotonic() - started, 3), digest=ready.record.digest,
-            plugins=ready.plugins,
+            plugins=ready.plugins, row=row_digest(ready.task),
         )  # fmt: skip
         self._keep(outcome, checked.log, ready.record if checked.status == "passed" else None)
         if calm:
@@ -237,7 +244,7 @@ class Preparation:
     def _fail(self, task: SourceTask, fault: "_Fault", duration_s: float) -> None:
         outcome = Outcome(
             task.instance_id, task.repo, fault.status, fault.reason, self._inputs(task),
-            lasting=fault.lasting, duration_s=round(duration_s, 3),
+            lasting=fault.lasting, duration_s=round(duration_s, 3), row=row_digest(task),
         )  # fmt: skip
         self._keep(outcome, f"{fault.reason}\n\n{fault.log}", None)
         self._done(outcome)

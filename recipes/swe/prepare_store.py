@@ -6,6 +6,7 @@
 A status that cannot be read counts as none: the row is done again.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -17,6 +18,17 @@ from recipes.swe.prepare_types import STATUSES, Outcome
 from sandbox.cache_publish import write_atomically
 
 MAX_LOG_BYTES = 4 << 20
+
+
+def row_digest(task: SourceTask) -> str:
+    """Of all that a row says."""
+    text = json.dumps(asdict(task), sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def is_of(outcome: Outcome, task: SourceTask) -> bool:
+    """Whether it is of the row as it is today: one that was changed since is not validated."""
+    return outcome.instance_id == task.instance_id and outcome.row == row_digest(task)
 
 
 class StatusStore:
@@ -58,12 +70,13 @@ class StatusStore:
         )
 
     def with_earlier(self, tasks: Sequence[SourceTask], outcomes: Sequence[Outcome]) -> list[Outcome]:
-        """Outcomes of a run, and of earlier ones for tasks that its filter left out, in the tasks' order."""
+        """Outcomes of a run, and of earlier ones for tasks that its filter left out, where the row is still
+        the same, in the tasks' order."""
         now = {row.instance_id: row for row in outcomes}
         found: list[Outcome] = []
         for task in tasks:
             row = now.pop(task.instance_id, None) or self.get(task.instance_id)
-            if row is not None and row.settled:
+            if row is not None and row.settled and is_of(row, task):
                 found.append(row)
         return [*found, *now.values()]
 

@@ -76,6 +76,8 @@ class Outcome:
     """Of its environment, when one was built."""
     plugins: tuple[str, ...] = ()
     """pytest plugins of its environment."""
+    row: str = ""
+    """Digest of the row alone, however it was judged; empty for a bad row."""
 
     @property
     def settled(self) -> bool:

@@ -24,6 +24,7 @@ from recipes.swe.tasks_fetch import FetchError
 from recipes.swe.tasks_patch import reverse_patch
 from recipes.swe.tasks_projects import Bug, Project
 from recipes.swe.tasks_validate import INFRASTRUCTURE_ERRORS, TEST_TIMEOUT_S, Validator, Verdict
+from sandbox.cache_layer import layer_dir, list_layers, set_aside
 from sandbox.cache_publish import write_atomically
 from sandbox.types import Backend
 
@@ -209,7 +210,9 @@ def only_one(root: Path, waiting: Callable[[], None]) -> Generator[None]:
 
 
 def sweep(root: Path) -> None:
-    """Removes what killed runs left unfinished, once it is old enough to be nobody's work in progress."""
+    """Removes what killed runs left unfinished, once it is old enough to be nobody's work in progress.
+
+    Sets layers aside whose files somebody removed: else they would be taken for built."""
     for folder in ("layers", "envs", "downloads", "tasks"):
         for stale in (root / folder).glob(".tmp-*"):
             if time.time() - stale.lstat().st_mtime > STALE_S:
@@ -217,3 +220,7 @@ def sweep(root: Path) -> None:
                     shutil.rmtree(stale, ignore_errors=True)
                 else:
                     stale.unlink(missing_ok=True)
+    for name in list_layers(root):
+        layer = layer_dir(root, name)
+        if not any((layer / part).exists() for part in ("root", "image")):
+            set_aside(root, name, "its files are gone")

@@ -82,6 +82,10 @@ ROWS: list[dict[str, Any] | str] = [
     row("good"),
     row("no-statement", problem_statement="  \n"),
     '{"instance_id": "cut off',
+    row("open-quote", build=build(test_command="pytest 'unclosed")),
+    json.dumps(row("half a pair \ud800")),
+    row("deep", FAIL_TO_PASS="[" * 100_000),
+    row("for-ever", timeout_s=10**400),
 ]
 
 
@@ -151,6 +155,10 @@ def test_every_row_has_its_status_and_its_log(prepared: tuple[Path, Path]) -> No
         "good (row 13)": "bad_row",
         "no-statement": "bad_row",
         "row 15": "bad_row",
+        "open-quote": "bad_row",
+        "half a pair \\ud800": "bad_row",
+        "deep": "bad_row",
+        "for-ever": "bad_row",
     }
     says = {
         "never-failed": "pass without the fix",
@@ -162,6 +170,8 @@ def test_every_row_has_its_status_and_its_log(prepared: tuple[Path, Path]) -> No
         "row 15": "not JSON",
         "chance": "of 2 repeats 1 failed, 1 passed",
         "stale-gold": "does not apply",
+        "open-quote": "No closing quotation",
+        "for-ever": "timeout_s is not above 0",
     }
     for name, words in says.items():
         assert words in found[name].reason, name
@@ -274,6 +284,42 @@ def test_report_and_export_build_nothing(
     assert not opened and other.read_bytes() == (cache / "tasks" / "tiny.jsonl").read_bytes()
 
 
+def test_a_row_that_was_changed_since_is_not_exported(
+    prepared: tuple[Path, Path], workshop: Workshop, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cache, _ = prepared
+    rows = write_rows(tmp_path, [row("good", FAIL_TO_PASS=["test_tiny.py::nope"]), *ROWS[1:3]])
+    other = tmp_path / "other.jsonl"
+    assert command.main([*arguments(workshop, cache, rows, "action=export"), f"tasks_file={other}"]) == 0
+    assert [one.instance_id for one in load_rows(other)] == ["good with spaces ünd 中文", "good/with/slashes"]
+    assert "1 rows were changed since they were validated" in capfd.readouterr().err
+
+
+def test_rows_of_ones_own_do_not_replace_a_set_that_is_made_here(
+    workshop: Workshop, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = write_rows(tmp_path, ROWS[:1])
+    assert command.main([f"paths.cache_dir={tmp_path}", f"source.path={rows}"]) == 2
+    shown = capfd.readouterr().err
+    assert "data.name: local is made here" in shown and "tasks_file:" in shown
+    assert not (tmp_path / "tasks").exists()
+
+
+def test_an_id_that_another_set_gave_to_another_environment_is_taken_back(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    cache, rows = workshop.seeded(tmp_path / "cache"), write_rows(tmp_path, [row("one")])
+    quick = arguments(workshop, cache, rows, "check.repeats=1", "check.stress_repeats=0")
+    assert command.main(quick) == 0
+    record = cache / "envs" / "one.json"
+    good = record.read_bytes()
+    record.write_bytes(good.replace(b'"digest": "', b'"digest": "0'))
+    assert command.main(quick) == 0
+    assert record.read_bytes() == good
+    (task,) = load_tasks(cache / "tasks" / "tiny.jsonl")
+    assert EnvCache(cache).ensure(task.env)
+
+
 def test_a_choice_that_means_nothing_is_refused(
     prepared: tuple[Path, Path],
     workshop: Workshop,
@@ -373,6 +419,10 @@ def test_a_damaged_layer_is_built_again(workshop: Workshop, tmp_path: Path) -> N
     (layer_dir(cache, venv) / "layer.json").unlink()
     assert command.main(arguments(workshop, cache, rows, *QUICK)) == 0
     assert (layer_dir(cache, venv) / "layer.json").is_file() and statuses(cache) == {"good": "passed"}
+    for path in (cache / "layers").glob("[rtv]*-*"):  # repo, task, venv
+        shutil.rmtree(path / "root")
+    assert command.main(arguments(workshop, cache, rows, *QUICK)) == 0
+    assert statuses(cache) == {"good": "passed"} and load_tasks(cache / "tasks" / "tiny.jsonl")
 
 
 def test_dead_index_is_told_and_tried_again(workshop: Workshop, tmp_path: Path) -> None:
